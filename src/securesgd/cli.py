@@ -1,0 +1,141 @@
+"""The command line: a thin edge. It reads options, calls the package and prints; errors are one line, exit code 2."""
+
+__all__ = ["app", "main"]
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from securesgd import __version__
+from securesgd.errors import InvalidInputError, SecureSGDError, nearest
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train networks that are private for their data and certify every prediction.",
+)
+_UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError")
+_DEFAULT_DELTA = 1e-5
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        print(f"securesgd {__version__}")
+        raise typer.Exit
+
+
+@app.command(epilog="Example: securesgd noise --epsilon 0.5,1,4 --delta 1e-5")
+def noise(
+    epsilon: Annotated[str, typer.Option(help="Privacy budget; several as 0.5,1,4.", metavar="NUMBERS")] = "",
+    delta: Annotated[str, typer.Option(help="Broken probability, 1e-5 if none is given.", metavar="NUMBERS")] = "",
+    sigma: Annotated[str, typer.Option(help="The noise you have.", metavar="NUMBERS")] = "",
+    sensitivity: Annotated[float, typer.Option(help="l2 sensitivity of the query.")] = 1.0,
+    mechanism: Annotated[str, typer.Option(help="classic, extended, analytic or all.")] = "all",
+    as_json: Annotated[bool, typer.Option("--json", help="Print full-precision rows.")] = False,
+) -> None:
+    """Noise scale of a Gaussian mechanism, or the privacy a given noise buys.
+
+    Two of epsilon, delta and sigma are given, the third is answered:
+
+    which sigma?    [dim]securesgd noise --epsilon 4 --delta 1e-5[/]
+    which epsilon?  [dim]securesgd noise --sigma 2 --delta 1e-5[/]
+    which delta?    [dim]securesgd noise --sigma 2 --epsilon 1[/]
+    """
+    from securesgd.theory.noise_table import noise_rows
+
+    budgets, breaks, stds = (_numbers(*named) for named in (("epsilon", epsilon), ("delta", delta), ("sigma", sigma)))
+    if not budgets and not stds:
+        raise InvalidInputError(
+            "give --epsilon (which sigma?) or --sigma (which epsilon, or with --epsilon which delta?)"
+        )
+    if not breaks and not (budgets and stds):
+        breaks = [_DEFAULT_DELTA]
+    rows = noise_rows(epsilon=budgets, delta=breaks, sigma=stds, sensitivity=sensitivity, mechanism=mechanism)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        _print_noise_table(rows, answer="sigma" if not stds else "epsilon" if not budgets else "delta")
+
+
+@app.command(epilog="Example: securesgd reproduce fig1 --out results")
+def reproduce(
+    figure: Annotated[str, typer.Argument(help="fig1")],
+    out: Annotated[Path, typer.Option(help="Folder for rows, figure and environment.")] = Path("results"),
+) -> None:
+    """Make a figure of the paper: rows first, then the picture drawn from them."""
+    from securesgd.experiments.reproduce import FIGURES
+    from securesgd.experiments.reproduce import reproduce as make
+
+    if figure not in FIGURES:
+        raise InvalidInputError(f"unknown figure {figure!r}: {nearest(figure, FIGURES)}")
+    for path in make(figure, out / figure):
+        print(path)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/demo"),
+) -> None:
+    """Show the product on embedded data in one go."""
+    from securesgd.experiments.reproduce import reproduce as make
+    from securesgd.theory.noise_table import noise_rows
+
+    _print_noise_table(noise_rows(epsilon=[0.5, 1, 2, 4, 8], delta=[_DEFAULT_DELTA]), answer="sigma")
+    for path in make("fig1", out / "fig1"):
+        print(path)
+
+
+def main() -> None:
+    """Run the command line; every expected error is one line on standard error and exit code 2."""
+    try:
+        sys.exit(app(standalone_mode=False))
+    except (SecureSGDError, OSError) as error:
+        message = str(error)
+    except _UsageError as error:
+        message = error.format_message()
+    except typer.Abort:
+        message = "interrupted"
+    Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(
+        f"securesgd: error: {' '.join(message.split())}"
+    )
+    sys.exit(2)
+
+
+def _numbers(name: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise InvalidInputError(f"--{name} must be a number or numbers like 0.5,1,4, got {text!r}") from None
+
+
+def _print_noise_table(rows: list[dict[str, Any]], answer: str) -> None:
+    table = Table(title=f"{answer} of the Gaussian mechanism, rounded up", title_justify="left")
+    for column in ("epsilon", "delta", "sigma", "mechanism"):
+        table.add_column(column, justify="left" if column == "mechanism" else "right")
+    for row in rows:
+        cells = {name: f"{row[name]:g}" if row[name] is not None else "—" for name in ("epsilon", "delta", "sigma")}
+        if row.get("note") is None:
+            cells[answer] = f"[bold]{_rounded_up(row[answer])}[/]"
+        suffix = " [dim](not proven here)[/]" if row.get("note") else ""
+        table.add_row(*cells.values(), row["mechanism"] + suffix)
+    Console().print(table)
+
+
+def _rounded_up(value: float, digits: int = 6) -> str:
+    """Return `value` to `digits` significant digits, never below it: a printed sigma is as private as the exact one."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) - digits + 1)
+    return f"{math.ceil(value / unit * (1 - 1e-15)) * unit:.{digits}g}"

@@ -1,0 +1,39 @@
+"""Every error this package raises on purpose.
+
+    SecureSGDError            the base: catch this to catch them all
+    ├── InvalidInputError     a value is outside what a function or theorem allows (also a ValueError)
+    ├── PrivacyError          a step would break, or could not prove, the privacy statement
+    └── DamagedFileError      a file of a run folder is missing parts, foreign or corrupt
+
+A message is one line: it names the value it got and says what would be valid. The command line prints it and
+exits with code 2.
+"""
+
+__all__ = ["DamagedFileError", "InvalidInputError", "PrivacyError", "SecureSGDError", "nearest"]
+
+import difflib
+from collections.abc import Iterable
+
+
+class SecureSGDError(Exception):
+    """Base of all errors raised on purpose by securesgd."""
+
+
+class InvalidInputError(SecureSGDError, ValueError):
+    """A value is outside what the function or the theorem behind it allows."""
+
+
+class PrivacyError(SecureSGDError):
+    """The requested step would break the privacy statement, or the statement cannot be proven."""
+
+
+class DamagedFileError(SecureSGDError):
+    """A file is missing parts, foreign or corrupt; it was left untouched."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Return "a, b or c" preceded by the closest match to `name`, for error messages."""
+    options = list(valid)
+    close = difflib.get_close_matches(name, options, n=1)
+    listed = ", ".join(options[:-1]) + " or " + options[-1] if len(options) > 1 else options[0]
+    return f"did you mean {close[0]!r}? valid: {listed}" if close else f"valid: {listed}"

@@ -1,0 +1,1 @@
+"""One file per figure of the paper: its grid as data, its rows, its picture."""

@@ -1,0 +1,177 @@
+"""How far the first layer can move: Δ_p = max ‖D⁻¹ W a‖₂ / ‖a‖_p with D = diag(√(K r)), for p = 1, 2 and ∞.
+
+W is the *whole* linear map (`linear_maps.py`); the mechanism that adds N(0, σ² K r) to W x has noise multiplier
+σ/(Δ_p·μ) against every change of the input of l_p size μ.
+
+=====  ==================================================  ====================================================
+norm   small input (d <= 4096)                             any size
+=====  ==================================================  ====================================================
+l1     `columns`: the largest column 2-norm, exact          the same
+l2     `gram`: eigenvalue of the Gram matrix, verified      `symbol` (convolutions), `schur`, `frobenius`
+linf   `sdp`: semidefinite relaxation with dual proof       `rows` √Σ‖W_k‖₁²/(K r_k), `l2` √d·Δ₂, `paper`
+=====  ==================================================  ====================================================
+
+Every valid bound that applies is computed and the smallest wins. Each upper bound is a proof, rounded up; the lower
+bound is attained by `direction`, so the user sees how much is left.
+"""
+
+__all__ = ["NORMS", "Sensitivity", "published_sensitivity", "sensitivity"]
+
+import time
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import ArrayLike
+
+from securesgd.errors import InvalidInputError, nearest
+from securesgd.theory.linear_maps import Convolution, LinearMap, as_linear_map
+from securesgd.theory.linf_relaxation import polished, relaxed_diagonal, sign_vector
+from securesgd.theory.redistribution import uniform, validated
+from securesgd.theory.spectral import dominating_shift, largest_eigenvalue_guess, symbol_norm
+from securesgd.theory.validation import Array
+
+Norm = Literal["l1", "l2", "linf"]
+NORMS: tuple[str, ...] = get_args(Norm)
+
+GRAM_LIMIT = 4096
+_UP = 1 + 1e-10  # sums of non-negative numbers in double precision, with room to spare
+_UNIT = float(np.finfo(np.float64).eps) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """Δ_p of a linear map under r, with its proof method and how much slack is left."""
+
+    norm: str
+    upper: float
+    """Proven: no change of the input of norm 1 moves the whitened output further (in l2)."""
+    lower: float
+    """Attained by `direction`."""
+    method: str
+    """Which proof gave `upper`."""
+    seconds: float
+    direction: Array
+    """An input change of norm 1 that moves the whitened output by `lower`: the worst one known."""
+
+
+def sensitivity(
+    query: "LinearMap | ArrayLike | sp.sparray",
+    norm: Norm,
+    r: ArrayLike | None = None,
+    gram_limit: int = GRAM_LIMIT,
+) -> Sensitivity:
+    """Return proven bounds on Δ_p of a matrix or whole convolution under the redistribution vector r.
+
+    Guarantee: lower <= Δ_p <= upper, rounding included, whatever r, stride, padding, dilation or groups.
+    Assumes: inputs in the units of the query; a normalisation of the input must be part of the query.
+    Raises: InvalidInputError for an unknown norm, a wrong shape, or r that is not valid for the query's outputs.
+    `gram_limit` only trades time for tightness.
+    """
+    started = time.perf_counter()
+    if norm not in NORMS:
+        raise InvalidInputError(f"unknown norm {norm!r}: {nearest(str(norm), NORMS)}")
+    layer = as_linear_map(query)
+    vector = uniform(layer.output_size) if r is None else validated(r, layer.output_size)
+    whitening = 1 / np.sqrt(layer.output_size * vector)
+    bounds, direction = {"l1": _l1, "l2": _l2, "linf": _linf}[norm](layer, whitening, gram_limit)
+    method = min(bounds, key=lambda name: bounds[name])
+    size = {"l1": 1, "l2": 2, "linf": np.inf}[norm]
+    direction = direction / np.linalg.norm(direction, size)
+    lower = float(np.linalg.norm(whitening * layer.apply(direction[:, None])[:, 0])) / _UP
+    return Sensitivity(
+        norm=norm,
+        upper=max(bounds[method], lower),
+        lower=lower,
+        method=method,
+        seconds=time.perf_counter() - started,
+        direction=direction,
+    )
+
+
+def published_sensitivity(query: "LinearMap | ArrayLike | sp.sparray", r: ArrayLike | None = None) -> float:
+    """Return the paper's own l_inf sensitivity (`as-published`). **No guarantee**: it can be below the true one.
+
+    Fully connected: √K·‖W/(K r)‖_∞, valid but loose. Convolution: the largest single feature map, which forgets that
+    one change of the input moves every map at once (docs/errata.md).
+    """
+    layer = as_linear_map(query)
+    vector = uniform(layer.output_size) if r is None else validated(r, layer.output_size)
+    if not isinstance(layer, Convolution):
+        return float(np.sqrt(layer.output_size) * np.max(layer.row_sums() / (layer.output_size * vector)))
+    per_unit = layer.row_sums() ** 2 / (layer.output_size * vector)
+    return float(np.sqrt(per_unit.reshape(layer.output_shape[0], -1).sum(axis=1).max()))
+
+
+def _l1(layer: LinearMap, whitening: Array, _: int) -> tuple[dict[str, float], Array]:
+    columns = layer.weighted_column_sums(2, whitening**2)
+    direction = np.zeros(layer.input_size)
+    direction[np.argmax(columns)] = 1
+    return {"columns": float(np.sqrt(columns.max()) * _UP)}, direction
+
+
+def _l2(layer: LinearMap, whitening: Array, gram_limit: int) -> tuple[dict[str, float], Array]:
+    squares = layer.weighted_column_sums(2, whitening**2)
+    columns, rows = layer.weighted_column_sums(1, whitening), whitening * layer.row_sums()
+    bounds = {
+        "schur": float(np.sqrt(columns.max() * rows.max()) * _UP),
+        "frobenius": float(np.sqrt(squares.sum()) * _UP),
+    }
+    if squares.max() == 0:
+        return bounds, np.ones(layer.input_size)
+    if min(layer.input_size, layer.output_size) <= gram_limit:
+        gram, error = _gram(layer, whitening, transposed=layer.output_size < layer.input_size)
+        guess, vector = largest_eigenvalue_guess(gram)
+        shift = dominating_shift(np.full(gram.shape[0], guess), gram, error)
+        bounds["gram"] = float(np.sqrt(guess + shift) * _UP)
+        if layer.output_size < layer.input_size:
+            vector = layer.apply_transposed((whitening * vector)[:, None])[:, 0]
+        return bounds, vector
+    if isinstance(layer, Convolution):
+        per_channel = whitening.reshape(layer.output_shape[0], -1).max(axis=1)
+        bounds["symbol"] = symbol_norm(layer, per_channel)
+    vector = (np.cos(np.arange(layer.input_size) * 1.234) + 1.1)[:, None]
+    for _ in range(20):
+        vector = _gram_product(layer, whitening, vector)
+        vector /= np.linalg.norm(vector)
+    return bounds, vector[:, 0]
+
+
+def _linf(layer: LinearMap, whitening: Array, gram_limit: int) -> tuple[dict[str, float], Array]:
+    rows = layer.row_sums()
+    bounds = {
+        "rows": float(np.sqrt(np.sum((whitening * rows) ** 2)) * _UP),
+        "paper": float(np.sqrt(layer.output_size) * np.max(whitening**2 * rows) * _UP),
+    }
+    if rows.max() == 0:
+        return bounds, np.ones(layer.input_size)
+    if layer.input_size <= gram_limit:
+        gram, error = _gram(layer, whitening)
+        diagonal, vectors = relaxed_diagonal(gram)
+        shift = dominating_shift(diagonal, gram, error)
+        bounds["sdp"] = float(np.sqrt(np.sum(diagonal) + layer.input_size * shift) * _UP)
+        return bounds, polished(gram, sign_vector(lambda x: gram @ x, vectors))
+    spectral, eigenvector = _l2(layer, whitening, gram_limit)
+    bounds["l2"] = float(np.sqrt(layer.input_size) * min(spectral.values()) * _UP)
+    starts = np.stack([eigenvector, np.ones(layer.input_size), np.cos(np.arange(layer.input_size))], axis=1)
+    return bounds, sign_vector(lambda x: _gram_product(layer, whitening, x), starts, rounds=10)
+
+
+def _gram_product(layer: LinearMap, whitening: Array, x: Array) -> Array:
+    """Return G x for G = Wᵀ D⁻² W without building G."""
+    return layer.apply_transposed(whitening[:, None] ** 2 * layer.apply(x))
+
+
+def _gram(layer: LinearMap, whitening: Array, transposed: bool = False) -> tuple[sp.csr_array, float]:
+    """Return G = MᵀM (or MMᵀ) for M = D⁻¹W, and a bound on its rounding error in spectral norm.
+
+    An inner product of m terms is off by at most (m + 4) units of rounding times the product of absolute values,
+    and the matrix of those has spectral norm at most ‖M‖_F² = trace G.
+    """
+    whitened = sp.csr_array(sp.diags_array(whitening) @ layer.sparse())
+    if transposed:
+        whitened = sp.csr_array(whitened.T)
+    gram = sp.csr_array(whitened.T @ whitened)
+    terms = whitened.shape[0]
+    return gram, float((terms + 16) * _UNIT * gram.diagonal().sum() * 2)

@@ -1,0 +1,106 @@
+"""The command line through its real entry point."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SECURESGD = Path(sys.executable).with_name("securesgd")
+
+
+def run(*arguments, cwd=None):
+    return subprocess.run([SECURESGD, *arguments], capture_output=True, text=True, cwd=cwd, check=False)
+
+
+def test_noise_table_and_json():
+    table = run("noise", "--epsilon", "0.5,4", "--delta", "1e-5")
+    assert table.returncode == 0
+    assert "7.03183" in table.stdout  # 7.031826… rounded up
+    assert "1.08117" in table.stdout
+    assert "not proven here" in table.stdout
+    rows = json.loads(run("noise", "--epsilon", "4", "--json").stdout)
+    assert [row["mechanism"] for row in rows] == ["classic", "extended", "analytic"]
+    assert rows[0]["sigma"] is None
+    assert "epsilon <= 1 only" in rows[0]["note"]
+    assert rows[2]["sigma"] == pytest.approx(1.08116, abs=1e-4)
+
+
+def test_inverse_questions_round_trip():
+    (row,) = json.loads(
+        run("noise", "--epsilon", "2", "--sensitivity", "3", "--mechanism", "analytic", "--json").stdout
+    )
+    sigma = repr(row["sigma"])
+    common = ("--sigma", sigma, "--sensitivity", "3", "--mechanism", "analytic", "--json")
+    (epsilon,) = json.loads(run("noise", *common).stdout)
+    (delta,) = json.loads(run("noise", "--epsilon", "2", *common).stdout)
+    assert epsilon["epsilon"] == pytest.approx(2, rel=1e-8)
+    assert delta["delta"] == pytest.approx(1e-5, rel=1e-8)
+
+
+def test_reproduce_figure_one(tmp_path):
+    result = run("reproduce", "fig1", "--out", str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    folder = tmp_path / "fig1"
+    assert (folder / "figure.png").read_bytes()[:4] == b"\x89PNG"
+    rows = list(csv.DictReader((folder / "rows.csv").open()))
+    at_one = {row["mechanism"]: float(row["sigma"]) for row in rows if float(row["epsilon"]) == 1}
+    assert at_one == pytest.approx({"classic": 4.8448, "extended": 4.8542, "analytic": 3.7306}, abs=1e-4)
+    beyond = [row for row in rows if row["mechanism"] == "classic" and float(row["epsilon"]) > 1]
+    assert beyond
+    assert all(row["sigma"] == "" for row in beyond)
+    assert "versions" in json.loads((folder / "environment.json").read_text())
+    assert run("reproduce", "fig1", "--out", str(tmp_path)).returncode == 0  # again over its own files
+
+
+def test_a_foreign_file_is_not_overwritten(tmp_path):
+    (tmp_path / "fig1").mkdir()
+    (tmp_path / "fig1" / "rows.csv").write_text("my,own\n1,2\n")
+    result = run("reproduce", "fig1", "--out", str(tmp_path))
+    assert result.returncode == 2
+    assert (tmp_path / "fig1" / "rows.csv").read_text() == "my,own\n1,2\n"
+
+
+def test_demo_writes_into_runs(tmp_path):
+    result = run("demo", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "runs" / "demo" / "fig1" / "figure.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["noise"], "give --epsilon"),
+        (["noise", "--epsilon", "0"], "epsilon must be finite and > 0, got 0"),
+        (["noise", "--epsilon", "x"], "--epsilon must be a number or numbers like 0.5,1,4, got 'x'"),
+        (["noise", "--epsilon", "nan"], "epsilon must not be NaN"),
+        (["noise", "--epsilon", "1", "--delta", "1"], "delta must be in (0, 1), got 1"),
+        (["noise", "--epsilon", "2", "--mechanism", "classic"], "0 < epsilon <= 1 only, got epsilon = 2"),
+        (["noise", "--epsilon", "2", "--mechanism", "clasic"], "did you mean 'classic'"),
+        (["noise", "--epsilon", "2", "--sensitivity", "-1"], "sensitivity must be finite and > 0, got -1"),
+        (
+            ["noise", "--epsilon", "2", "--sigma", "1", "--delta", "0.1"],
+            "give two of epsilon, delta and sigma",
+        ),
+        (["noise", "--sigma", "0"], "sigma must be finite and > 0, got 0"),
+        (["reproduce", "fig9"], "unknown figure 'fig9'"),
+        (["nois"], "No such command 'nois'"),
+        (["noise", "--bogus"], "No such option: --bogus"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(arguments, message, tmp_path):
+    result = run(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["noise"], ["reproduce"], ["demo"]])
+def test_help_has_no_leftovers(arguments):
+    result = run(*arguments, "--help")
+    assert result.returncode == 0
+    assert "Usage: securesgd" in result.stdout

@@ -1,0 +1,41 @@
+"""The documents name functions and tests that exist, and the README's commands run."""
+
+import ast
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = re.compile(r"`((?:tests/|src/securesgd/)?[\w/]+\.py)::(\w+)`")
+
+
+def references():
+    for document in sorted((ROOT / "docs").glob("*.md")):
+        for file, name in REFERENCE.findall(document.read_text()):
+            if not file.startswith(("tests/", "src/")):
+                base = "tests" if Path(file).name.startswith("test_") else "src/securesgd"
+                file = f"{base}/{file}"
+            yield pytest.param(file, name, id=f"{document.name}:{name}")
+
+
+@pytest.mark.parametrize(("file", "name"), list(references()))
+def test_reference_exists(file, name):
+    tree = ast.parse((ROOT / file).read_text())
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
+def test_links_between_documents_exist():
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_the_session_in_the_readme_prints_what_it_says():
+    code, output = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.S).groups()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), {})
+    assert printed.getvalue() == output
