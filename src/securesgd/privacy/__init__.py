@@ -1,0 +1,36 @@
+"""What was released and what it costs: events, accounting, calibration of noise, and the ledger on disk."""
+
+from securesgd.privacy.accounting import ACCOUNTANTS, ADJACENCY, accountant_version, epsilon_spent
+from securesgd.privacy.calibration import affordable_steps, calibrated_noise_multiplier
+from securesgd.privacy.events import (
+    GaussianRelease,
+    PrivacyEvent,
+    SampledGaussianSteps,
+    UnprotectedRelease,
+    dp_event,
+    event_from_json,
+    event_json,
+)
+from securesgd.privacy.ledger import Ledger, Reservation, replayed_statement
+from securesgd.privacy.statement import PrivacyStatement, privacy_statement
+
+__all__ = [
+    "ACCOUNTANTS",
+    "ADJACENCY",
+    "GaussianRelease",
+    "Ledger",
+    "PrivacyEvent",
+    "PrivacyStatement",
+    "Reservation",
+    "SampledGaussianSteps",
+    "UnprotectedRelease",
+    "accountant_version",
+    "affordable_steps",
+    "calibrated_noise_multiplier",
+    "dp_event",
+    "epsilon_spent",
+    "event_from_json",
+    "event_json",
+    "privacy_statement",
+    "replayed_statement",
+]

@@ -1,0 +1,58 @@
+"""What the released events cost together: epsilon at a given delta, by PLD (default) or RDP."""
+
+__all__ = ["ACCOUNTANTS", "ADJACENCY", "Accountant", "accountant_version", "epsilon_spent"]
+
+import importlib.metadata
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, Literal
+
+from securesgd.errors import InvalidInputError, nearest
+from securesgd.privacy.checked import delta_checked
+from securesgd.privacy.composition import Composition, composed
+from securesgd.privacy.events import PrivacyEvent
+from securesgd.privacy.loss_distribution import pld_epsilon
+from securesgd.privacy.renyi import rdp_epsilon
+
+ADJACENCY = "add-or-remove-one"
+Accountant = Literal["pld", "rdp"]
+ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
+
+
+def epsilon_spent(events: Iterable[PrivacyEvent], delta: float, accountant: str = "pld") -> float:
+    """Return the epsilon that all events together cost at `delta`.
+
+    Guarantee: publishing all the events' results is (epsilon, delta)-differentially private when one example
+    is added or removed. The figure errs upwards (see `loss_distribution` and `renyi`), is never negative or
+    NaN, does not depend on the order of the events or on how steps are split into blocks, and is inf if an
+    event has no noise or no guarantee. No events cost 0.
+    Assumes: each event's own premises; results are cached, so asking again at every logging step is free.
+    Raises: InvalidInputError for an invalid event, delta or accountant.
+    """
+    return epsilon_of(composed(events), delta_checked(delta), accountant_checked(accountant))
+
+
+@lru_cache(maxsize=4096)
+def epsilon_of(composition: Composition, delta: float, accountant: Accountant) -> float:
+    """Return the epsilon of a composition; `epsilon_spent` without the checks."""
+    if composition.unprotected:
+        return math.inf
+    if not composition.groups:
+        return 0.0
+    if accountant == "rdp":
+        return rdp_epsilon(composition.groups, delta)
+    return pld_epsilon(composition.groups, delta)
+
+
+def accountant_checked(value: Any) -> Accountant:
+    """Return the accountant's name. Raises: InvalidInputError unless it is "pld" or "rdp"."""
+    for name in ACCOUNTANTS:
+        if value == name:
+            return name
+    raise InvalidInputError(f"accountant is {value!r}; {nearest(str(value), ACCOUNTANTS)}")
+
+
+def accountant_version() -> str:
+    """Return the name and version of the library that computes epsilon, e.g. "dp-accounting 0.6.0"."""
+    return f"dp-accounting {importlib.metadata.version('dp-accounting')}"

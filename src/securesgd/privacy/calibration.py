@@ -1,0 +1,138 @@
+"""Noise for a target epsilon, and steps for a given noise: the two inverses of the accountant."""
+
+__all__ = ["affordable_steps", "calibrated_noise_multiplier"]
+
+import math
+from collections.abc import Iterable, Sequence
+
+from securesgd.errors import InvalidInputError, PrivacyError
+from securesgd.privacy.accounting import Accountant, accountant_checked, epsilon_of, epsilon_spent
+from securesgd.privacy.checked import count_checked, delta_checked, epsilon_checked, sampling_rate_checked
+from securesgd.privacy.composition import composed
+from securesgd.privacy.events import PrivacyEvent, SampledGaussianSteps
+from securesgd.privacy.loss_distribution import pld_epsilon
+from securesgd.privacy.monotone_search import largest_within
+
+LARGEST_EPSILON = 1000.0
+LARGEST_NOISE = 1e6
+SMALLEST_NOISE = 1e-3
+RESOLUTION = 2e-6  # noise multipliers are searched on the grid exp(-k·RESOLUTION)
+MOST_STEPS = 10_000_000
+
+
+def calibrated_noise_multiplier(
+    epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    steps: int,
+    accountant: str = "pld",
+    extra_events: Iterable[PrivacyEvent] = (),
+) -> float:
+    """Return the smallest noise multiplier that keeps `steps` DP-SGD steps and `extra_events` to `epsilon`.
+
+    Guarantee: `epsilon_spent` of the steps and extra events is <= epsilon, evaluated for the very number
+    returned; a multiplier smaller by 2e-6 of itself is not enough. (The epsilon reached is then within 1e-3
+    of the target, unless the extra events cost nearly all of it, or the PLD grid changes right there, which
+    matters beyond 1e5 steps.)
+    Raises: InvalidInputError for invalid values or epsilon > 1000; PrivacyError if no noise multiplier up to
+    1e6 is enough, for instance because the extra events alone cost more.
+    """
+    target = epsilon_checked("epsilon", epsilon)
+    if target > LARGEST_EPSILON:
+        raise InvalidInputError(f"epsilon is {epsilon!r}; valid: 0 < epsilon <= {LARGEST_EPSILON:g}")
+    delta, name = delta_checked(delta), accountant_checked(accountant)
+    rate, steps, extra = (
+        sampling_rate_checked(sampling_rate),
+        count_checked("steps", steps, at_least=1),
+        tuple(extra_events),
+    )
+    alone = epsilon_spent(extra, delta, name)
+    if alone >= target:
+        raise PrivacyError(f"the other releases alone cost epsilon {alone:.6g}; the target {target:g} leaves nothing")
+
+    def epsilon_at(k: int, *, coarser: float = 1) -> float:
+        run = SampledGaussianSteps(sampling_rate=rate, noise_multiplier=math.exp(-k * RESOLUTION), steps=steps)
+        composition = composed((*extra, run))
+        if coarser > 1:
+            return pld_epsilon(composition.groups, delta, coarser=coarser)
+        return epsilon_of(composition, delta, name)
+
+    lowest, highest = -_grid(LARGEST_NOISE), -_grid(SMALLEST_NOISE)
+    # With much noise, DP-SGD is close to one Gaussian release with multiplier c/(q·sqrt(T)).
+    guess = max(0.5, rate * math.sqrt(2 * steps * math.log(1.25 / delta)) / target)
+    start, stride = -_grid(guess), -_grid(0.7)
+    if name == "pld":
+        # Nearly the same crossing at a tenth of the cost, only to start the real search next to it.
+        rough = largest_within(
+            lambda k: epsilon_at(k, coarser=10),
+            target,
+            start=start,
+            stride=stride,
+            lowest=lowest,
+            highest=highest,
+        )
+        start, stride = (start, stride) if rough is None else (rough, 256)
+    k = largest_within(epsilon_at, target, start=start, stride=stride, lowest=lowest, highest=highest)
+    if k is None:
+        raise PrivacyError(
+            f"epsilon {target:g} at delta {delta:g} cannot be reached in {steps} steps with sampling rate "
+            f"{rate:g}, not even with noise multiplier {LARGEST_NOISE:g}"
+        )
+    return math.exp(-k * RESOLUTION)
+
+
+def affordable_steps(
+    epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    noise_multiplier: float,
+    spent: Iterable[PrivacyEvent] = (),
+    accountant: str = "pld",
+    at_most: int = MOST_STEPS,
+) -> int:
+    """Return the largest number of DP-SGD steps, up to `at_most`, that keeps to `epsilon` after `spent`.
+
+    Guarantee: `epsilon_spent` of `spent` and that many steps is <= epsilon; with one step more it is not
+    (unless the result is `at_most`). 0 if not even one step is affordable.
+    Raises: InvalidInputError for invalid values.
+    """
+    target = epsilon_checked("epsilon", epsilon)
+    delta, name = delta_checked(delta), accountant_checked(accountant)
+    most, past = count_checked("at_most", at_most, at_least=0), tuple(spent)
+    one = SampledGaussianSteps(sampling_rate=sampling_rate, noise_multiplier=noise_multiplier, steps=1)
+    if most == 0 or math.isinf(epsilon_spent((*past, one), delta, name)):
+        return 0
+    start, stride = _steps_by_rdp(target, delta, one, past, most), 1
+    if name == "pld":
+        stride = max(1, start // 8)  # PLD usually affords 10 to 40 % more
+    return _most_steps(target, delta, one, past, name, start=start, stride=stride, most=most)
+
+
+def _steps_by_rdp(
+    target: float, delta: float, one: SampledGaussianSteps, past: Sequence[PrivacyEvent], most: int
+) -> int:
+    return _most_steps(target, delta, one, past, "rdp", start=1, stride=64, most=most)
+
+
+def _most_steps(
+    target: float,
+    delta: float,
+    one: SampledGaussianSteps,
+    past: Sequence[PrivacyEvent],
+    accountant: Accountant,
+    *,
+    start: int,
+    stride: int,
+    most: int,
+) -> int:
+    def epsilon_at(steps: int) -> float:
+        if steps == 0:
+            return epsilon_spent(past, delta, accountant)
+        run = SampledGaussianSteps(sampling_rate=one.sampling_rate, noise_multiplier=one.noise_multiplier, steps=steps)
+        return epsilon_spent((*past, run), delta, accountant)
+
+    return largest_within(epsilon_at, target, start=start, stride=stride, lowest=0, highest=most) or 0
+
+
+def _grid(noise_multiplier: float) -> int:
+    return round(math.log(noise_multiplier) / RESOLUTION)

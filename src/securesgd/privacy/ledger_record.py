@@ -1,0 +1,136 @@
+"""The lines of a ledger: a header, then one record per release."""
+
+__all__ = ["Block", "Header", "Record", "ledger_lines"]
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.privacy.accounting import ADJACENCY, accountant_checked
+from securesgd.privacy.checked import count_checked, delta_checked, epsilon_checked, text_checked
+from securesgd.privacy.events import PrivacyEvent, SampledGaussianSteps, event_from_json, event_json
+from securesgd.privacy.line_chain import Chain
+
+FORMAT = "securesgd-ledger"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What holds for all records: how epsilon is computed and how far it may go (None: no limit)."""
+
+    delta: float
+    target_epsilon: float | None
+    accountant: str
+    accountant_version: str
+    dataset_size: int | None
+    securesgd_version: str
+    created: str
+    adjacency: str = ADJACENCY
+
+    def __post_init__(self) -> None:
+        checked: dict[str, Any] = {
+            "delta": delta_checked(self.delta),
+            "accountant": accountant_checked(self.accountant),
+        }
+        if self.target_epsilon is not None:
+            checked["target_epsilon"] = epsilon_checked("target_epsilon", self.target_epsilon)
+        if self.dataset_size is not None:
+            checked["dataset_size"] = count_checked("dataset_size", self.dataset_size, at_least=1)
+        for name in ("accountant_version", "securesgd_version", "created"):
+            checked[name] = text_checked(name, getattr(self, name))
+        if self.adjacency != ADJACENCY:
+            raise InvalidInputError(f"adjacency is {self.adjacency!r}; valid: {ADJACENCY}")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)  # numpy numbers become plain ones
+
+    def body(self) -> dict[str, Any]:
+        """Return the header as the content of line 0."""
+        return {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any]) -> Self:
+        """Return the header in line 0. Raises: InvalidInputError if it is foreign or of another version."""
+        if body.get("format") != FORMAT:
+            raise InvalidInputError(f"format is {body.get('format')!r}; valid: {FORMAT}")
+        if body.get("format_version") != FORMAT_VERSION:
+            version = body.get("format_version")
+            raise InvalidInputError(f"format_version is {version!r}; this release of securesgd reads {FORMAT_VERSION}")
+        given = {key: value for key, value in body.items() if key not in ("format", "format_version")}
+        _same_keys(given, {field.name for field in fields(cls)})
+        return cls(**given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Where reserved DP-SGD steps belong: steps `first_step`, `first_step` + 1, … of the stream `stream`."""
+
+    stream: str
+    first_step: int
+
+    def __post_init__(self) -> None:
+        text_checked("stream", self.stream)
+        object.__setattr__(self, "first_step", count_checked("first_step", self.first_step, at_least=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One release, and the epsilon spent by all releases up to and with it; `block` if it reserves steps."""
+
+    event: PrivacyEvent
+    epsilon: float
+    block: Block | None = None
+
+    def body(self) -> dict[str, Any]:
+        """Return the record as the content of a line."""
+        body: dict[str, Any] = {"event": event_json(self.event)}
+        if self.block is not None:
+            body["block"] = asdict(self.block)
+        return body | {"epsilon": "inf" if math.isinf(self.epsilon) else self.epsilon}
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any]) -> Self:
+        """Return the record in a line. Raises: InvalidInputError if it is not one."""
+        _same_keys(body, {"event", "epsilon"} | ({"block"} & body.keys()))
+        event, block = event_from_json(body["event"]), None
+        if "block" in body:
+            value = body["block"]
+            if not isinstance(value, dict) or not isinstance(event, SampledGaussianSteps):
+                raise InvalidInputError(f"block is {value!r}; valid: an object, on DP-SGD steps only")
+            _same_keys(value, {"stream", "first_step"})
+            block = Block(**value)
+        epsilon = body["epsilon"]
+        if epsilon == "inf":
+            epsilon = math.inf
+        elif isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not epsilon >= 0:
+            raise InvalidInputError(f"epsilon is {epsilon!r}; valid: a number >= 0 or 'inf'")
+        return cls(event=event, epsilon=float(epsilon), block=block)
+
+
+def ledger_lines(chain: Chain, path: Path) -> tuple[Header, Sequence[Record]]:
+    """Return the header and the records in a verified chain; `path` is for the messages.
+
+    Raises: DamagedFileError with the line number if a line is foreign, of a newer format or holds invalid
+    values.
+    """
+    if not chain.bodies:
+        raise DamagedFileError(f"{path}, line 1: has no ledger header; the file was left untouched")
+    records = []
+    line = 1
+    try:
+        header = Header.from_body(chain.bodies[0])
+        for body in chain.bodies[1:]:
+            line += 1
+            records.append(Record.from_body(body))
+    except InvalidInputError as error:
+        raise DamagedFileError(f"{path}, line {line}: {error}; the file was left untouched") from None
+    return header, records
+
+
+def _same_keys(given: dict[str, Any], wanted: set[str]) -> None:
+    if given.keys() != wanted:
+        odd = ", ".join(sorted(given.keys() ^ wanted))
+        raise InvalidInputError(f"missing or unknown keys: {odd}")

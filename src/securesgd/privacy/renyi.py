@@ -1,0 +1,46 @@
+"""Epsilon by Rényi differential privacy (RDP): cheap, never below the truth, 5 to 50 % above PLD."""
+
+__all__ = ["rdp_epsilon"]
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import dp_accounting
+import numpy as np
+from dp_accounting import rdp
+
+from securesgd.privacy.composition import Group
+
+
+def rdp_epsilon(groups: Sequence[Group], delta: float, orders: Sequence[float] | None = None) -> float:
+    """Return an epsilon for which the composed groups are (epsilon, delta)-DP under add-or-remove-one.
+
+    Guarantee: an upper bound of the true epsilon for any `orders` (None: dp-accounting's list); inf when no
+    order gives a bound.
+    Reference: Mironov, Talwar and Zhang 2019 (arXiv:1908.10530v1), sec. 3.3; conversion by Canonne, Kamath
+    and Steinke 2020 (arXiv:2004.00010v5), Prop. 12. As implemented by dp-accounting.
+    """
+    accountant = rdp.RdpAccountant(orders, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    with _quiet():
+        for group in groups:
+            step: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(group.noise_multiplier)
+            if group.sampling_rate < 1:
+                step = dp_accounting.PoissonSampledDpEvent(group.sampling_rate, step)
+            accountant.compose(step, group.steps)
+        epsilon = float(accountant.get_epsilon(delta))
+    return max(0.0, epsilon) if not math.isnan(epsilon) else math.inf
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back dp-accounting's remarks about orders it leaves out: the bound stays valid without them."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    finally:
+        logger.setLevel(level)
