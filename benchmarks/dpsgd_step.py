@@ -1,0 +1,230 @@
+"""One training step: plain SGD, our clipping engine, Opacus ghost clipping, Opacus hooks.
+
+Every contender does the same work: forward, backward, per-example clipping and noise where private, optimizer step.
+Each runs in its own process, so that its peak memory is its own; the processes take turns, one step each, so that a
+noisy machine slows all of them alike. Prints one JSON row per network, batch size and contender:
+
+    python benchmarks/dpsgd_step.py --nets mnist --batches 128 --repeats 10
+
+median_ms and spread_ms (distance between the quartiles) are over `n` timed steps after `warmup` steps;
+ratio_to_sgd is the median over turns of this contender's time divided by plain SGD's in the same turn;
+peak_rss_mb is the most memory the process ever held, interpreter and libraries included (start_rss_mb before the
+first step). Plain SGD runs in both memory formats first and keeps the faster one.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+NETS = {"mnist": ("mnist-cnn", (1, 28, 28)), "cifar": ("cifar-cnn", (3, 32, 32))}
+CONTENDERS = ("sgd", "ours", "opacus-ghost", "opacus-hooks")
+NOISE_MULTIPLIER, MAX_GRAD_NORM, LEARNING_RATE = 1.0, 1.0, 0.05
+
+
+def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
+    """Return a function that does one training step on fixed random data."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    from securesgd.models.networks import network
+
+    torch.manual_seed(0)
+    name, shape = NETS[net]
+    model = network(name, shape, 10)
+    inputs, targets = torch.rand(batch, *shape), torch.randint(10, (batch,))
+    generator = torch.Generator().manual_seed(0)
+
+    def optimizer_of(model: nn.Module) -> torch.optim.SGD:
+        return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+    if contender == "sgd":
+
+        def formatted(memory_format: torch.memory_format) -> Callable[[], None]:
+            net = network(name, shape, 10).to(memory_format=memory_format)
+            images = inputs.contiguous(memory_format=memory_format)
+            optimizer = optimizer_of(net)
+
+            def step() -> None:
+                optimizer.zero_grad()
+                functional.cross_entropy(net(images), targets).backward()
+                optimizer.step()
+
+            return step
+
+        steps = [formatted(f) for f in (torch.contiguous_format, torch.channels_last)]
+        return min(steps, key=lambda step: min(timed(step) for _ in range(4)))
+
+    if contender == "ours":
+        from securesgd.training.clipping import ClippingEngine
+
+        engine = ClippingEngine(model, max_grad_norm=MAX_GRAD_NORM)
+        optimizer = optimizer_of(model)
+
+        def ours() -> None:
+            result = engine.clipped_sum(inputs, targets, lambda o, t: functional.cross_entropy(o, t, reduction="none"))
+            for name, parameter in model.named_parameters():
+                gradient = result.gradients[name]
+                noise = torch.randn(gradient.shape, generator=generator)
+                parameter.grad = gradient.add_(noise, alpha=NOISE_MULTIPLIER * MAX_GRAD_NORM).div_(batch)
+            optimizer.step()
+
+        return ours
+
+    from opacus import PrivacyEngine
+
+    ghost = contender == "opacus-ghost"
+    made = PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer_of(model),
+        data_loader=torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, targets), batch_size=batch),
+        noise_multiplier=NOISE_MULTIPLIER,
+        max_grad_norm=MAX_GRAD_NORM,
+        poisson_sampling=False,
+        noise_generator=generator,
+        **({"criterion": nn.CrossEntropyLoss(), "grad_sample_mode": "ghost"} if ghost else {}),
+    )
+    private, private_optimizer = made[0], made[1]
+    criterion = made[2] if ghost else nn.CrossEntropyLoss()
+
+    def opacus() -> None:
+        private_optimizer.zero_grad()
+        criterion(private(inputs), targets).backward()
+        private_optimizer.step()
+
+    return opacus
+
+
+def timed(step: Callable[[], None]) -> float:
+    """Return the seconds one step takes."""
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def rss_mb(peak: bool) -> float:
+    """Return the memory of this process, now or at its peak."""
+    if peak:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    with open("/proc/self/statm") as file:  # noqa: PTH123
+        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+
+
+def serve(contender: str, net: str, batch: int, threads: int) -> None:
+    """Run one contender: a step for every line on standard input, its seconds on standard output."""
+    import warnings
+
+    import torch
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(threads)
+    torch.rand(8, 8) @ torch.rand(8, 8)
+    start = rss_mb(peak=False)
+    step = make_step(contender, net, batch)
+    for line in sys.stdin:
+        if line.strip() == "end":
+            break
+        print(timed(step), flush=True)
+    print(json.dumps({"peak_rss_mb": round(rss_mb(peak=True), 1), "start_rss_mb": round(start, 1)}), flush=True)
+
+
+def compete(
+    net: str, batch: int, contenders: list[str], repeats: int, warmup: int, threads: int
+) -> list[dict[str, Any]]:
+    """Return one row per contender for one network and batch size."""
+    # Without binding, the two threads of a small step may share one core and the timing is of the scheduler.
+    environment = os.environ | {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": str(threads)}
+    command = [
+        sys.executable,
+        __file__,
+        "--net",
+        net,
+        "--batch",
+        str(batch),
+        "--threads",
+        str(threads),
+        "--serve",
+    ]
+    processes = {
+        c: subprocess.Popen([*command, c], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        for c in contenders
+    }
+
+    def answer(contender: str, request: str) -> str:
+        process = processes[contender]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(request + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{contender} on {net} at batch {batch} failed")
+        return line
+
+    seconds: dict[str, list[float]] = {c: [] for c in contenders}
+    for turn in range(warmup + repeats):
+        for contender in contenders:
+            took = float(answer(contender, "step"))
+            if turn >= warmup:
+                seconds[contender].append(took)
+    rows = []
+    for contender in contenders:
+        memory = json.loads(answer(contender, "end"))
+        processes[contender].wait()
+        times = seconds[contender]
+        quartiles = statistics.quantiles(times, n=4) if len(times) > 1 else [times[0]] * 3
+        ratio = None
+        if "sgd" in seconds:
+            ratio = round(statistics.median(t / s for t, s in zip(times, seconds["sgd"], strict=True)), 3)
+        rows.append(
+            {
+                "net": net,
+                "batch": batch,
+                "contender": contender,
+                "median_ms": round(statistics.median(times) * 1e3, 2),
+                "spread_ms": round((quartiles[2] - quartiles[0]) * 1e3, 2),
+                "ratio_to_sgd": ratio,
+                **memory,
+                "n": repeats,
+                "warmup": warmup,
+                "threads": threads,
+                "torch": version("torch"),
+                "opacus": version("opacus"),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Time one DP-SGD step of each contender; JSON rows on standard output."
+    )
+    parser.add_argument("--nets", nargs="+", choices=sorted(NETS), default=sorted(NETS, reverse=True))
+    parser.add_argument("--batches", nargs="+", type=int, default=[128, 512])
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--repeats", type=int, default=15, help="timed steps per contender")
+    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--serve", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--net", help=argparse.SUPPRESS)
+    parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve, options.net, options.batch, options.threads)
+        return
+    for net in options.nets:
+        for batch in options.batches:
+            for row in compete(net, batch, options.contenders, options.repeats, options.warmup, options.threads):
+                print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

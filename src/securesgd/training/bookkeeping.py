@@ -1,0 +1,146 @@
+"""One forward and one backward pass that yield the clipped sum of a batch: the fast path of the clipping engine.
+
+The backward pass stops at the outputs of the layers: weight gradients are not part of it. As the gradient of each
+output arrives, its layer's rule measures the per-example norms. With the clip factors known, each parameter's
+weighted sum follows from what its rule kept, or as an ordinary weight gradient for scaled output gradients.
+"""
+
+__all__ = ["Bookkeeping"]
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from securesgd.errors import InvalidInputError
+from securesgd.training.gradients.forms import ExampleGradient, Kept, LayerCall, Unfit
+from securesgd.training.recording import Call, Recorder, Unit, parameter_uses
+
+
+@dataclass(slots=True)
+class Bookkeeping:
+    """The pass over one micro-batch. `examples` · `copies` rows go through the model at once."""
+
+    units: list[Unit]
+    trainable: dict[int, str]  # id of a parameter to its name in the model
+    examples: int
+    copies: int
+    used: list[Call] = field(default_factory=list)
+    _uses: Counter[str] = field(default_factory=Counter)
+    _received: int = 0
+    _mixed: str | None = None
+    _probing: bool = False
+    _found: list[tuple[str, ExampleGradient]] = field(default_factory=list)
+    _shared: dict[str, Tensor] = field(default_factory=dict)
+
+    def forward(self, model: nn.Module, rows: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the losses of all rows, with the calls of all units recorded.
+
+        Raises:
+            Unfit: the recorded calls do not hold the whole gradient.
+        """
+        with Recorder(self.units, len(rows), self._receive) as recorder:
+            losses = loss(model(rows))
+        if losses.requires_grad:
+            self.used = parameter_uses(losses, recorder.calls, self.trainable)
+        self._uses = Counter(name for call in self.used for name in call.unit.parameters.values())
+        return losses
+
+    def check_separate(self, losses: Tensor, rows: Tensor) -> None:
+        """Return if the loss of the first example depends on that example's rows alone.
+
+        This is one more backward pass; the engine asks for it once per unit, not once per step.
+
+        Raises:
+            InvalidInputError: the loss depends on another example's input.
+            Unfit: a layer's rows do not belong to the examples in order.
+        """
+        if not self.used:
+            return
+        self._probing = True
+        of_rows, *_ = torch.autograd.grad(
+            losses[: self.copies].sum(), self._sources(rows), retain_graph=True, allow_unused=True
+        )
+        self._probing = False
+        if rows.requires_grad and of_rows is not None and _any(of_rows[self.copies :]):
+            raise InvalidInputError(
+                "the loss of one example depends on other examples of its batch: clipping cannot bound the influence "
+                "of one example; use layers and a loss that treat examples one by one"
+            )
+        if self._mixed is not None:
+            raise Unfit(f"rows of module {self._mixed!r} do not belong to the examples in order")
+
+    def squared_norms(self, losses: Tensor, rows: Tensor) -> Tensor:
+        """Return the squared gradient norm of each example, in float64, after the backward pass."""
+        squares = torch.zeros(self.examples, dtype=torch.float64, device=losses.device)
+        if not self.used:
+            return squares
+        average = torch.full_like(losses, 1 / self.copies)
+        torch.autograd.grad(losses, self._sources(rows), average, allow_unused=True)
+        if self._received != len(self.used):
+            raise Unfit("the backward pass did not reach every layer")
+        self._found += [(name, Kept.of(gradients)) for name, gradients in self._shared.items()]
+        self._shared.clear()
+        for _, gradient in self._found:
+            squares += gradient.squared_norms().double()
+        return squares
+
+    @torch.no_grad()
+    def weighted_sums(self, factors: Tensor) -> dict[str, Tensor]:
+        """Return sum_i factors[i] · gradient_i of every parameter the losses depend on, and forget the records."""
+        sums = {}
+        while self._found:
+            name, gradient = self._found.pop()
+            sums[name] = gradient.weighted_sum(factors)
+        return sums
+
+    def _sources(self, rows: Tensor) -> list[GradientEdge]:
+        """Return where the backward pass ends: at the rows if they have a gradient, and at the first layers."""
+        sources = [get_gradient_edge(rows)] if rows.requires_grad else []
+        sources += [call.edge for call in self.used if call.first]
+        if not sources:
+            raise Unfit("the input of every layer depends on a tensor that is no parameter but has a gradient")
+        return sources
+
+    def _receive(self, call: Call, output_gradient: Tensor) -> None:
+        """Measure one call: autograd calls this when the gradient of the call's output is complete."""
+        if self._probing:
+            if _any(output_gradient[self.copies :]):
+                self._mixed = call.unit.name
+            return
+        if call not in self.used:
+            return
+        self._received += 1
+        names = call.unit.parameters
+        keep = frozenset(own for own, name in names.items() if self._uses[name] > 1)
+        seen = LayerCall(
+            module=call.unit.module,
+            inputs=tuple(x.detach() for x in call.checked_inputs()),
+            output=call.output,
+            output_gradient=output_gradient,
+            examples=self.examples,
+            copies=self.copies,
+            wanted=frozenset(names),
+            keep=keep,
+        )
+        try:
+            gradients = call.unit.rule(seen)
+        except Unfit as error:
+            raise Unfit(f"module {call.unit.name!r}: {error}") from error
+        for own, gradient in gradients.items():
+            if own not in keep:
+                self._found.append((names[own], gradient))
+                continue
+            assert isinstance(gradient, Kept)
+            before = self._shared.get(names[own])
+            kept = gradient.gradients()
+            self._shared[names[own]] = kept if before is None else before + kept
+        call.inputs, call.output = (), None
+
+
+def _any(values: Tensor) -> bool:
+    """Return whether any value is not zero; NaN is 0 · inf here and will be met again as a gradient norm."""
+    return bool(values.nan_to_num(nan=0.0).any())

@@ -1,0 +1,225 @@
+"""The sum over a batch of per-example gradients, each clipped to an l2 norm over all parameters together.
+
+This is lines 4-16 of Algorithm 1 without the noise. The fast path (`bookkeeping`) costs little more than an ordinary
+step; where it cannot prove that it sees the whole gradient, the engine runs the examples one by one (`one_by_one`).
+"""
+
+__all__ = ["ClippedSum", "ClippingEngine", "NotFiniteError"]
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from securesgd.errors import InvalidInputError
+from securesgd.training.admission import check_model
+from securesgd.training.bookkeeping import Bookkeeping
+from securesgd.training.gradients.forms import Unfit
+from securesgd.training.one_by_one import one_by_one
+from securesgd.training.random_state import RandomState
+from securesgd.training.recording import units_of
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Parameters = dict[str, nn.Parameter]
+Sums = tuple[dict[str, Tensor], Tensor, Tensor]
+
+
+class NotFiniteError(InvalidInputError):
+    """The loss or the gradient of an example is NaN or infinite: clipping cannot bound it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedSum:
+    """What `ClippingEngine.clipped_sum` returns.
+
+    Attributes:
+        gradients: parameter name to the sum over examples of clipped gradients. Frozen parameters are absent.
+        norms: the unclipped gradient norm of each example, shape [batch].
+        losses: the loss of each example (average over its copies), shape [batch].
+    """
+
+    gradients: dict[str, Tensor]
+    norms: Tensor
+    losses: Tensor
+
+
+class ClippingEngine:
+    """Computes clipped gradient sums of one model.
+
+    Guarantee: adding or removing one example changes `ClippedSum.gradients` by at most `max_grad_norm` in l2 norm over
+        all parameters together, up to rounding (relative 1e-5 in float32, 1e-10 in float64).
+
+    Assumes: the forward pass changes no state that carries an example's data into later steps (counters and random
+        generators are fine; running statistics of examples are not). Layers known to do so are refused. Examples
+        that influence each other are noticed by their gradients, and in models without randomness by their losses;
+        what is left is a model that draws random numbers and shares detached values between examples.
+
+    The model is used as it is: its parameters, their `.grad`, its mode and its hooks are left as they were. Dropout
+    and noise layers keep working; `random_state` says which generators are wound back when a pass is repeated.
+
+    Raises:
+        InvalidInputError: the model has a layer that mixes examples, or `max_grad_norm` is not a positive number.
+    """
+
+    def __init__(self, model: nn.Module, max_grad_norm: float) -> None:
+        if not (math.isfinite(max_grad_norm) and max_grad_norm > 0):
+            raise InvalidInputError(f"max_grad_norm is {max_grad_norm}: it must be positive and finite")
+        check_model(model)
+        self.model = model
+        self.max_grad_norm = float(max_grad_norm)
+        self.slow_reason: str | None = None
+        """Why the examples are run one by one, or None while the fast path is in use."""
+        self._separate: set[str] = set()  # units whose rows were seen to belong to the examples
+        self._channels_last = True
+
+    def clipped_sum(
+        self, inputs: Tensor, targets: Tensor, loss: Loss, copies: int = 1, micro_batch: int | None = None
+    ) -> ClippedSum:
+        """Return the sum over examples of their clipped gradients, with norms and losses.
+
+        Args:
+            inputs: shape [batch, ...]; the batch may be empty.
+            targets: shape [batch, ...].
+            loss: maps (outputs, targets) to one loss per row, shape [rows].
+            copies: how often each example goes through the model. Its gradient is the average over the copies,
+                clipped after averaging; a model with noise or dropout draws afresh for each copy.
+            micro_batch: how many examples to hold in memory at once; None for all. It changes memory, not the result.
+
+        Raises:
+            NotFiniteError: the loss or gradient of an example is NaN or infinite.
+            InvalidInputError: shapes do not fit, or the loss of an example depends on other examples.
+        """
+        self._check_arguments(inputs, targets, copies, micro_batch)
+        check_model(self.model)
+        parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        example = next(iter(parameters.values()))
+        inputs, targets = inputs.detach().to(example.device), targets.detach().to(example.device)
+        total: dict[str, Tensor] = {}
+        squares = [torch.zeros(0, dtype=torch.float64, device=example.device)]
+        losses = [torch.zeros(0, dtype=example.dtype, device=example.device)]
+        step = micro_batch or max(1, len(inputs))
+        for start in range(0, len(inputs), step):
+            piece = slice(start, start + step)
+            sums, square, value = self._piece(parameters, inputs[piece], targets[piece], loss, copies, start)
+            for name, gradient in sums.items():
+                total[name] = total[name].add_(gradient) if name in total else gradient
+            squares.append(square)
+            losses.append(value)
+        gradients = {name: _like(p, total.get(name)) for name, p in parameters.items()}
+        return ClippedSum(gradients, torch.cat(squares).sqrt().to(example.dtype), torch.cat(losses))
+
+    def _check_arguments(self, inputs: Tensor, targets: Tensor, copies: int, micro_batch: int | None) -> None:
+        if len(inputs) != len(targets):
+            raise InvalidInputError(f"{len(inputs)} inputs but {len(targets)} targets: there must be one per example")
+        if copies < 1:
+            raise InvalidInputError(f"copies is {copies}: it must be at least 1")
+        if micro_batch is not None and micro_batch < 1:
+            raise InvalidInputError(f"micro_batch is {micro_batch}: it must be at least 1, or None")
+        if torch.is_autocast_enabled(inputs.device.type):
+            raise InvalidInputError("autocast is on: norms in a shorter type are too inexact; run outside autocast")
+
+    def _clip_factors(self, squares: Tensor) -> Tensor:
+        """Return min(1, C / norm) for each squared norm."""
+        return (self.max_grad_norm / squares.sqrt()).clamp(max=1.0)
+
+    def _piece(
+        self, parameters: Parameters, inputs: Tensor, targets: Tensor, loss: Loss, copies: int, start: int
+    ) -> Sums:
+        """Return (clipped sum, squared norms, losses) of one micro-batch whose first example is number `start`."""
+        with torch.enable_grad():
+            while self.slow_reason is None and len(inputs) > 1:
+                before = RandomState.of(self.model)
+                try:
+                    return self._fast(parameters, inputs, targets, loss, copies, start, before)
+                except Unfit as reason:
+                    self.slow_reason = str(reason)
+                    warnings.warn(f"clipping runs the examples one by one: {reason}", stacklevel=4)
+                except RuntimeError as error:
+                    if not self._channels_last or "view size is not compatible" not in str(error):
+                        raise
+                    self._channels_last = False  # the model calls .view on an image: keep images contiguous
+                before.restore()
+            sums, squares, losses = one_by_one(
+                self.model, parameters, inputs, targets, _per_row(loss), copies, self._clip_factors
+            )
+        _require_finite(losses, "loss", start)
+        _require_finite(squares, "gradient norm", start)
+        return sums, squares, losses
+
+    def _fast(
+        self,
+        parameters: Parameters,
+        inputs: Tensor,
+        targets: Tensor,
+        loss: Loss,
+        copies: int,
+        start: int,
+        before: RandomState,
+    ) -> Sums:
+        """Return the same as `_piece` from one forward and one backward pass, or raise `Unfit`."""
+        units = units_of(self.model)
+        rows = inputs.repeat_interleave(copies, dim=0) if copies > 1 else inputs
+        wanted = targets.repeat_interleave(copies, dim=0) if copies > 1 else targets
+        if self._channels_last and rows.dim() == 4 and any(type(u.module) is nn.Conv2d for u in units):
+            rows = torch.empty_like(rows, memory_format=torch.channels_last).copy_(rows)
+        if not self._separate and rows.is_floating_point():
+            rows = rows.detach().requires_grad_()  # so that the first pass sees examples mixed before any layer
+        book = Bookkeeping(units, {id(p): name for name, p in parameters.items()}, len(inputs), copies)
+        values = book.forward(self.model, rows, lambda outputs: _per_row(loss)(outputs, wanted))
+        losses = values.detach().view(-1, copies).mean(dim=1)
+        _require_finite(losses, "loss", start)
+        names = {call.unit.name for call in book.used}
+        if not names <= self._separate:
+            book.check_separate(values, rows)
+            if before.untouched():  # with noise, an example run alone would draw other numbers
+                alone = _per_row(loss)(self.model(rows[:copies].detach()), wanted[:copies]).detach()
+                _require_same(alone.mean(), losses[0])
+            self._separate |= names
+        squares = book.squared_norms(values, rows)
+        _require_finite(squares, "gradient norm", start)
+        factors = self._clip_factors(squares).to(next(iter(parameters.values())).dtype)
+        return book.weighted_sums(factors), squares, losses
+
+
+def _like(parameter: nn.Parameter, gradient: Tensor | None) -> Tensor:
+    """Return `gradient` in the memory layout of its parameter, or zeros if the losses do not depend on it."""
+    if gradient is None:
+        return torch.zeros_like(parameter, requires_grad=False)
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+
+
+def _per_row(loss: Loss) -> Loss:
+    """Return `loss` with a check that it gives one value per row."""
+
+    def checked(outputs: Tensor, targets: Tensor) -> Tensor:
+        values = loss(outputs, targets)
+        if values.shape != targets.shape[:1]:
+            raise InvalidInputError(
+                f"loss returned shape {list(values.shape)} for {len(targets)} rows: "
+                "it must return one loss per row (reduction='none')"
+            )
+        return values
+
+    return checked
+
+
+def _require_same(alone: Tensor, within: Tensor) -> None:
+    """Raise `Unfit` unless an example has the same loss alone and within its batch, up to float32 rounding."""
+    if not torch.isclose(alone, within, rtol=1e-3, atol=1e-5):
+        raise Unfit(f"an example's loss is {within.item():.6g} within its batch and {alone.item():.6g} alone")
+
+
+def _require_finite(values: Tensor, what: str, start: int) -> None:
+    """Raise `NotFiniteError` naming the first example whose value is NaN or infinite."""
+    bad = (~values.isfinite()).nonzero().flatten()
+    if len(bad):
+        example = int(bad[0])
+        raise NotFiniteError(
+            f"the {what} of example {start + example} is {values[example].item()}: it must be finite to be clipped; "
+            "check the input for NaN or a learning rate that is too large"
+        )

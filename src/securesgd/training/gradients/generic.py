@@ -1,0 +1,52 @@
+"""Per-example gradients of any other module: `torch.func` re-runs it on each example of the recorded input."""
+
+__all__ = ["generic_gradients"]
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vjp, vmap
+
+from securesgd.training.gradients.forms import ExampleGradient, Kept, LayerCall, Unfit
+
+
+def generic_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
+    """Return the per-example gradients of all wanted parameters of a module, its submodules included.
+
+    Guarantee: the re-run of each example alone reproduced the recorded output, so the gradients are those of the
+        forward pass that happened.
+
+    Raises:
+        Unfit: the module cannot be vectorised (data-dependent control flow, randomness), or its re-run differs
+            from what was recorded (randomness, state, examples that influence each other).
+    """
+    trainable = {n: p.detach() for n, p in call.module.named_parameters() if n in call.wanted}
+    constant = {n: p.detach() for n, p in call.module.named_parameters() if n not in call.wanted}
+    constant |= {n: b.detach().clone() for n, b in call.module.named_buffers()}
+
+    def one_row(inputs: tuple[Any, ...], g: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        def output(parameters: dict[str, Tensor]) -> Tensor:
+            batch_of_one = tuple(x.unsqueeze(0) for x in inputs)
+            result: Tensor = functional_call(call.module, parameters | constant, batch_of_one)
+            return result.squeeze(0)
+
+        value, pull_back = vjp(output, trainable)  # type: ignore[misc]
+        return value, pull_back(g)[0]
+
+    try:
+        values, gradients = vmap(one_row)(call.inputs, call.output_gradient)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise Unfit(f"its forward cannot be vectorised ({type(error).__name__})") from error
+    if call.output is None or not _agree(values, call.output):
+        raise Unfit("running it again on each example alone does not give the recorded output")
+    rows = (call.examples, call.copies)
+    return {name: Kept.of(g.reshape(*rows, *g.shape[1:]).sum(dim=1)) for name, g in gradients.items()}
+
+
+def _agree(again: Tensor, recorded: Tensor) -> bool:
+    if again.shape != recorded.shape:
+        return False
+    tolerance = 1e-4 if recorded.dtype == torch.float32 else 1e-9
+    size = recorded.abs().amax().item() if recorded.numel() else 0.0
+    return bool(torch.allclose(again, recorded, rtol=tolerance, atol=tolerance * size))

@@ -1,0 +1,203 @@
+"""DP-SGD, lines 4-16 of Algorithm 1: sample, clip, add up, add noise, divide, descend; every step paid for first."""
+
+__all__ = ["StepReport", "TrainingResult", "per_example_cross_entropy", "train"]
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
+
+from securesgd.errors import InvalidInputError
+from securesgd.privacy import PrivacyStatement, replayed_statement
+from securesgd.training.checkpoint import Checkpoint, load_tensors
+from securesgd.training.clipping import ClippingEngine, Loss
+from securesgd.training.examples import Examples, data_digest, examples_of
+from securesgd.training.paid_run import PaidRun, finished_statement
+from securesgd.training.processes import Processes
+from securesgd.training.randomness import Randomness
+from securesgd.training.run_folder import RunFolder
+from securesgd.training.settings import TrainingSettings
+from securesgd.training.state import TrainingState
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What a step tells the person who trains. **Private**: loss and batch size are not covered by epsilon."""
+
+    step: int
+    steps: int
+    loss: float
+    """Mean over the sample; NaN if it was empty."""
+    batch_size: int
+    epsilon: float
+    """Paid so far, including steps reserved ahead."""
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """A finished run."""
+
+    folder: Path
+    steps: int
+    noise_multiplier: float
+    statement: PrivacyStatement
+    seconds: float
+
+
+def per_example_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of each example."""
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+def train(
+    model: nn.Module,
+    data: "Dataset[Any] | tuple[Tensor, Tensor]",
+    settings: TrainingSettings,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    loss: Loss = per_example_cross_entropy,
+    on_step: Callable[[StepReport], None] | None = None,
+    project: Callable[[nn.Module], None] | None = None,
+) -> TrainingResult:
+    """Train `model` in place by DP-SGD and return the run's result with its privacy statement.
+
+    Guarantee: the weights in `folder` and in `model`, at every moment of the run and after a crash, are covered by the
+    (epsilon, delta) of `folder/ledger.jsonl`, for adding or removing one example of `data`. With the same `noise_seed`
+    and number of threads, a run that was interrupted and resumed ends with the same bits as one that was not.
+    Assumes: `loss` gives one loss per example and looks at no other; the initial weights do not depend on `data`; the
+    number of examples is public (it sets the sampling rate); what `on_step` shows is not published.
+    Raises: PrivacyError if the steps do not fit the target; InvalidInputError for bad settings, data or a folder in
+    use; DamagedFileError for a broken run folder. Nothing existing is overwritten.
+
+    The model is left in eval mode. `project` is called after each step and may move the weights (post-processing, e.g.
+    onto a sensitivity bound). Under torchrun each rank handles its share of every sample; noise is added once, to the
+    sum.
+    """
+    started = time.perf_counter()
+    processes, files, examples = Processes(), RunFolder(folder), examples_of(data)
+    if settings.batch_size > len(examples):
+        raise InvalidInputError(
+            f"batch_size is {settings.batch_size} but there are {len(examples)} examples; valid: 1 to {len(examples)}"
+        )
+    engine, state = ClippingEngine(model, settings.max_grad_norm), TrainingState(model, settings)
+    resuming, finished = processes.on_first(lambda: (files.claim(resume), files.finished))
+    if finished:
+        return _loaded(state, processes, files, started)
+    run: PaidRun | None = None
+
+    def open_run() -> tuple[Randomness, Checkpoint]:
+        nonlocal run
+        opened = PaidRun.resume if resuming else PaidRun.start
+        run = opened(files, settings, state.tensors(), len(examples), data_digest(examples))
+        return run.randomness, run.begin
+
+    randomness, begin = processes.on_first(open_run)
+    with ExitStack() as cleanup, torch.random.fork_rng():
+        if run is not None:
+            cleanup.callback(run.ledger.close)
+        state.load(begin.tensors, begin.record["step"])
+        step = _Step(engine, examples, loss, settings, begin.record, randomness, processes)
+        epsilon: float | None = None
+        model.train()
+        while state.step < settings.steps:
+            if epsilon is None or state.step % settings.block_steps == 0:
+                epsilon = processes.on_first(lambda: run.pay(state.step))  # type: ignore[union-attr]
+            gradients, batch_size, mean_loss = step.private_gradient(state.step)
+            state.descend(gradients)
+            if project is not None:
+                project(model)
+            state.advance()
+            if on_step is not None and processes.is_first:
+                now = time.perf_counter() - started
+                on_step(
+                    StepReport(
+                        step=state.step,
+                        steps=settings.steps,
+                        loss=mean_loss,
+                        batch_size=batch_size,
+                        epsilon=epsilon,
+                        seconds=now,
+                    )
+                )
+            if state.step % settings.checkpoint_steps == 0 and state.step < settings.steps:
+                processes.on_first(lambda: run.save(state.tensors(), state.step))  # type: ignore[union-attr]
+        state.use_average()
+        statement = processes.on_first(lambda: run.finish(_weights(model)))  # type: ignore[union-attr]
+    model.eval()
+    return TrainingResult(
+        folder=files.path,
+        steps=settings.steps,
+        noise_multiplier=float(begin.record["noise_multiplier"]),
+        statement=statement,
+        seconds=time.perf_counter() - started,
+    )
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step's release: the noisy, clipped gradient sum over a Poisson sample, divided by the expected batch size."""
+
+    engine: ClippingEngine
+    examples: Examples
+    loss: Loss
+    settings: TrainingSettings
+    record: dict[str, Any]
+    randomness: Randomness
+    processes: Processes
+
+    def private_gradient(self, step: int) -> tuple[dict[str, Tensor], int, float]:
+        """Return (gradients, batch size, mean loss) of step `step`; the gradients alone are private.
+
+        Guarantee: a Gaussian mechanism of noise multiplier σ on a Poisson sample of rate q. Division is by the
+        *expected* batch size, which does not depend on the sample.
+        """
+        settings, processes = self.settings, self.processes
+        sample = self.randomness.poisson_sample(step, len(self.examples), self.record["sampling_rate"])
+        share = sample[processes.rank :: processes.count]
+        self.randomness.seed_model(step * processes.count + processes.rank)
+        sums = processes.together(
+            lambda: self.engine.clipped_sum(
+                *self.examples.batch(share), self.loss, settings.copies, settings.micro_batch
+            )
+        )
+        total_loss = sums.losses.sum(dtype=torch.float64).reshape(1)
+        processes.add_up([*sums.gradients.values()])
+        processes.add_up([total_loss])
+        gradients = list(sums.gradients.values())
+        self.randomness.add_noise(gradients, self.record["noise_multiplier"] * settings.max_grad_norm, step)
+        torch._foreach_div_(gradients, settings.batch_size)
+        mean_loss = total_loss.item() / len(sample) if len(sample) else float("nan")
+        return sums.gradients, len(sample), mean_loss
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _loaded(state: TrainingState, processes: Processes, files: RunFolder, started: float) -> TrainingResult:
+    """Return the result of a run that had finished before, its weights put into the model."""
+
+    def load() -> tuple[Checkpoint, PrivacyStatement]:
+        files.tidy()
+        return load_tensors(files.model), replayed_statement(files.ledger)
+
+    weights, statement = processes.on_first(load)
+    steps = int(weights.record["steps"])
+    state.load({f"model.{name}": tensor for name, tensor in weights.tensors.items()}, steps)
+    state.model.eval()
+    return TrainingResult(
+        folder=files.path,
+        steps=steps,
+        noise_multiplier=float(weights.record["noise_multiplier"]),
+        statement=finished_statement(statement, seeded=bool(weights.record["seeded"])),
+        seconds=time.perf_counter() - started,
+    )

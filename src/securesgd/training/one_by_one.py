@@ -1,0 +1,41 @@
+"""The slow path of the clipping engine: one forward and one ordinary backward pass per example."""
+
+__all__ = ["one_by_one"]
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def one_by_one(
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    copies: int,
+    clip_factors: Callable[[Tensor], Tensor],
+) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Return (clipped sum, squared norms, losses), each example run through the model on its own.
+
+    Guarantee: correct for every model autograd can differentiate, since no two examples share a forward pass.
+    """
+    total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
+    squares, losses = [], []
+    for i in range(len(inputs)):
+        x, y = (t[i : i + 1].repeat_interleave(copies, dim=0) for t in (inputs, targets))
+        value = loss(model(x), y).mean()
+        found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+        gradient = {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+        square = torch.zeros(1, dtype=torch.float64, device=x.device)
+        for g in gradient.values():
+            square += g.square().sum().double()
+        factor = clip_factors(square).squeeze()
+        for name, g in gradient.items():
+            total[name] += g * factor.to(g.dtype)
+        squares.append(square)
+        losses.append(value.detach().reshape(1))
+    return total, torch.cat(squares), torch.cat(losses)

@@ -1,0 +1,174 @@
+"""A run and its bill: pays for steps ahead, saves and restores, and never lets the same noise answer two questions."""
+
+__all__ = ["PaidRun"]
+
+import dataclasses
+import hashlib
+
+from torch import Tensor
+
+import securesgd
+from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError
+from securesgd.privacy import (
+    Ledger,
+    PrivacyStatement,
+    SampledGaussianSteps,
+    affordable_steps,
+    calibrated_noise_multiplier,
+)
+from securesgd.training.checkpoint import Checkpoint
+from securesgd.training.randomness import Randomness
+from securesgd.training.run_folder import RunFolder
+from securesgd.training.settings import TrainingSettings
+
+_SEEDED = "the noise has a fixed seed: there is no privacy towards anyone who knows or guesses it"
+
+
+class PaidRun:
+    """The open ledger and files of one run; on rank 0 only. Build it with `start` or `resume`."""
+
+    def __init__(
+        self, files: RunFolder, settings: TrainingSettings, ledger: Ledger, randomness: Randomness, begin: Checkpoint
+    ) -> None:
+        self.files, self.settings, self.ledger, self.randomness = files, settings, ledger, randomness
+        self.begin = begin
+        """The checkpoint to go on from; of a new run that of step 0."""
+        self.record = begin.record
+        self.noise_multiplier = float(begin.record["noise_multiplier"])
+        self.rate = float(begin.record["sampling_rate"])
+        self.stream = randomness.stream(begin.record["question"])
+
+    @classmethod
+    def start(
+        cls,
+        files: RunFolder,
+        settings: TrainingSettings,
+        tensors: dict[str, Tensor],
+        examples: int,
+        data_digest: str,
+    ) -> "PaidRun":
+        """Return a new run: calibrated noise, secret key and step-0 checkpoint on disk, an empty ledger."""
+        rate = settings.batch_size / examples
+        noise = _noise_multiplier(settings, rate)
+        seed = settings.noise_seed
+        randomness = Randomness.secret() if seed is None else Randomness.from_seed(seed)
+        record = {
+            "version": securesgd.__version__,
+            "step": 0,
+            "noise_multiplier": noise,
+            "sampling_rate": rate,
+            "question": _question(settings, noise, examples, tensors),
+        }
+        begin = Checkpoint(tensors, record)
+        if files.ledger.exists():
+            _remove_unused_ledger(files)
+        files.write_secret(randomness, data_digest)
+        ledger = Ledger.create(
+            files.ledger,
+            delta=settings.delta,
+            target_epsilon=settings.epsilon,
+            accountant=settings.accountant,
+            dataset_size=examples,
+        )
+        files.save(begin)
+        return cls(files, settings, ledger, randomness, begin)
+
+    @classmethod
+    def resume(
+        cls,
+        files: RunFolder,
+        settings: TrainingSettings,
+        tensors: dict[str, Tensor],
+        examples: int,
+        data_digest: str,
+    ) -> "PaidRun":
+        """Return a run to go on with, after checking that it asks the very same questions of the very same data."""
+        randomness, begin = files.read_secret(data_digest), files.load()
+        try:
+            question = _question(settings, float(begin.record["noise_multiplier"]), examples, tensors)
+            same, head = begin.record["question"] == question, begin.record.get("ledger")
+        except (KeyError, TypeError, ValueError):
+            raise DamagedFileError(f"{files.checkpoint} is not a training checkpoint; it was left untouched") from None
+        if not same:
+            # Another learning rate, say, leads to other gradients; under the same noise the difference has none left.
+            raise InvalidInputError(
+                f"settings, model or number of examples are not those {files.path} was started with; "
+                "resume with the same, or start a new run"
+            )
+        ledger = Ledger.open(files.ledger)
+        try:
+            if head is not None:
+                ledger.require_head(*head)
+            return cls(files, settings, ledger, randomness, begin)
+        except BaseException:
+            ledger.close()
+            raise
+
+    def pay(self, step: int) -> float:
+        """Pay for the block of steps that `step` is in, from `step` on; return the epsilon paid so far."""
+        stop = min((step // self.settings.block_steps + 1) * self.settings.block_steps, self.settings.steps)
+        self.ledger.reserve(self._steps(stop - step), first_step=step, stream=self.stream)
+        return self.ledger.epsilon
+
+    def save(self, tensors: dict[str, Tensor], step: int) -> None:
+        """Replace the checkpoint by that after `step` steps, all of which must be paid for."""
+        self.ledger.require_step(step - 1, stream=self.stream)
+        self.files.save(Checkpoint(tensors, self.record | {"step": step, "ledger": list(self.ledger.head)}))
+
+    def finish(self, weights: dict[str, Tensor]) -> PrivacyStatement:
+        """Write the trained weights, remove secret and checkpoint, and return the privacy statement."""
+        self.ledger.require_step(self.settings.steps - 1, stream=self.stream)
+        statement = finished_statement(self.ledger.statement(), seeded=self.settings.noise_seed is not None)
+        record = {
+            "version": securesgd.__version__,
+            "steps": self.settings.steps,
+            "noise_multiplier": self.noise_multiplier,
+            "seeded": self.settings.noise_seed is not None,
+            "ledger": list(self.ledger.head),
+        }
+        self.files.finish(Checkpoint(weights, record))
+        return statement
+
+    def _steps(self, count: int) -> SampledGaussianSteps:
+        return SampledGaussianSteps(sampling_rate=self.rate, noise_multiplier=self.noise_multiplier, steps=count)
+
+
+def finished_statement(statement: PrivacyStatement, seeded: bool) -> PrivacyStatement:
+    """Return the statement with the caution a fixed noise seed calls for."""
+    if not seeded:
+        return statement
+    return dataclasses.replace(statement, cautions=(*statement.cautions, _SEEDED))
+
+
+def _remove_unused_ledger(files: RunFolder) -> None:
+    """Clear the way for a run that died before its first step. Raises: DamagedFileError if steps were released."""
+    with Ledger.open(files.ledger) as ledger:
+        if ledger.events:
+            raise DamagedFileError(
+                f"{files.checkpoint} is missing, so the run cannot be resumed; its ledger still counts"
+            )
+        files.ledger.unlink()  # a header without a release says nothing; it is written again
+
+
+def _noise_multiplier(settings: TrainingSettings, rate: float) -> float:
+    """Return the noise multiplier given, or else calibrated. Raises: PrivacyError if the steps would cost too much."""
+    epsilon, noise, steps, name = settings.epsilon, settings.noise_multiplier, settings.steps, settings.accountant
+    if noise is None:
+        assert epsilon is not None
+        return calibrated_noise_multiplier(epsilon, settings.delta, rate, steps, accountant=name)
+    if epsilon is not None:
+        # Refuse at the start what the ledger would refuse at a later step.
+        affordable = affordable_steps(epsilon, settings.delta, rate, noise, accountant=name, at_most=steps)
+        if affordable < steps:
+            raise PrivacyError(
+                f"{steps} steps with noise multiplier {noise:g} cost more than epsilon = {epsilon:g}; "
+                f"{affordable} steps are affordable, or leave out noise_multiplier to have it calibrated"
+            )
+    return float(noise)
+
+
+def _question(settings: TrainingSettings, noise: float, examples: int, tensors: dict[str, Tensor]) -> str:
+    """Return a digest of what decides every released number except the data, the weights' start and the key."""
+    shapes = sorted(f"{name} {list(t.shape)} {t.dtype}" for name, t in tensors.items() if name.startswith("model."))
+    text = f"{settings.fingerprint(noise)} {examples} {shapes}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,82 @@
+"""One process or many: what differs under `torchrun`, in one place.
+
+Rank 0 alone writes files; all ranks take the same decisions, so that none waits for a rank that stopped.
+"""
+
+__all__ = ["Processes"]
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from securesgd.errors import SecureSGDError
+
+T = TypeVar("T")
+
+
+class Processes:
+    """The processes that train together; a single one if torch.distributed is not initialised."""
+
+    def __init__(self) -> None:
+        together = dist.is_available() and dist.is_initialized()
+        self.rank: int = dist.get_rank() if together else 0
+        self.count: int = dist.get_world_size() if together else 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes files."""
+        return self.rank == 0
+
+    def on_first(self, action: Callable[[], T]) -> T:
+        """Return what `action` returns on rank 0, on all ranks; if it raises there, raise everywhere."""
+        if self.count == 1:
+            return action()
+        answer: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                answer = [action(), None]
+            except Exception as error:
+                answer = [None, error]
+        dist.broadcast_object_list(answer, src=0)
+        if answer[1] is not None:
+            raise answer[1]
+        return answer[0]
+
+    def together(self, action: Callable[[], T]) -> T:
+        """Return this rank's result of `action`; if it raises on any rank, raise on all."""
+        if self.count == 1:
+            return action()
+        failure: Exception | None = None
+        result: T | None = None
+        try:
+            result = action()
+        except Exception as error:
+            failure = error
+        failed = torch.tensor(float(failure is not None))
+        dist.all_reduce(failed)
+        if failure is not None:
+            raise failure
+        if failed.item():
+            raise SecureSGDError("another process of this training stopped with an error; see its message")
+        return result  # type: ignore[return-value]
+
+    def add_up(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes, as one message."""
+        if self.count == 1:
+            return
+        listed = list(tensors)
+        flat = torch.cat([tensor.reshape(-1) for tensor in listed])
+        dist.all_reduce(flat)
+        start = 0
+        for tensor in listed:
+            tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
+            start += tensor.numel()
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by rank 0's."""
+        if self.count > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)

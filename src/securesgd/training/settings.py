@@ -1,0 +1,106 @@
+"""What a private training run is asked to do. Settings that change the claim come first, those of speed last."""
+
+__all__ = ["OPTIMIZERS", "SCHEDULES", "TrainingSettings"]
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from securesgd.errors import InvalidInputError, nearest
+from securesgd.privacy.accounting import accountant_checked
+from securesgd.privacy.checked import count_checked, delta_checked, epsilon_checked, noise_multiplier_checked
+
+Optimizer = Literal["sgd", "adam"]
+Schedule = Literal["constant", "cosine", "linear"]
+OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
+_ONLY_SPEED = {"micro_batch", "block_steps", "checkpoint_steps"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """Settings of DP-SGD, validated on construction.
+
+    Privacy: give `epsilon` (the noise is calibrated to it), or `noise_multiplier` (epsilon is reported), or both (the
+    run is refused if it would spend more than epsilon). `batch_size` is the *expected* size: sampling is Poisson.
+    """
+
+    delta: float
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    batch_size: int
+    steps: int
+    max_grad_norm: float = 1.0
+    accountant: str = "pld"
+    noise_seed: int | None = None
+    """None: secret randomness. A number makes the run repeatable, and its privacy void towards who knows it."""
+
+    learning_rate: float = 0.5
+    optimizer: Optimizer = "sgd"
+    momentum: float = 0.0
+    schedule: Schedule = "constant"
+    warmup_steps: int = 0
+    ema_decay: float = 0.0
+    """Above 0, the result is a moving average of the weights over the steps: post-processing, no privacy cost."""
+    copies: int = 1
+    """Passes of each example through a noisy model; gradients are averaged before clipping, at no privacy cost."""
+
+    micro_batch: int | None = None
+    """Examples in memory at once; None for all."""
+    block_steps: int = 50
+    """Steps paid for ahead in one ledger line. A crash costs at most the rest of a block."""
+    checkpoint_steps: int = 50
+
+    def __post_init__(self) -> None:
+        delta_checked(self.delta)
+        accountant_checked(self.accountant)
+        if self.epsilon is None and self.noise_multiplier is None:
+            raise InvalidInputError("give epsilon (the noise is calibrated to it) or noise_multiplier, got neither")
+        if self.epsilon is not None:
+            epsilon_checked("epsilon", self.epsilon)
+        if self.noise_multiplier is not None:
+            noise_multiplier_checked(self.noise_multiplier)
+        for name in ("batch_size", "steps", "copies", "block_steps", "checkpoint_steps"):
+            count_checked(name, getattr(self, name), at_least=1)
+        if self.micro_batch is not None:
+            count_checked("micro_batch", self.micro_batch, at_least=1)
+        count_checked("warmup_steps", self.warmup_steps, at_least=0)
+        for name in ("max_grad_norm", "learning_rate"):
+            epsilon_checked(name, getattr(self, name))
+        for name in ("momentum", "ema_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InvalidInputError(f"{name} is {getattr(self, name)!r}; valid: a number with 0 <= {name} < 1")
+        for name, valid in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in valid:
+                raise InvalidInputError(
+                    f"unknown {name} {getattr(self, name)!r}: {nearest(getattr(self, name), valid)}"
+                )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "TrainingSettings":
+        """Return the settings of a plain dictionary; an unknown key raises with the nearest valid name."""
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise InvalidInputError(f"unknown training setting {name!r}: {nearest(name, known)}")
+        missing = [name for name in ("delta", "batch_size", "steps") if name not in values]
+        if missing:
+            raise InvalidInputError(f"training settings need {', '.join(missing)}")
+        return cls(**values)
+
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of step `step`: warm-up from zero, then the schedule down to zero."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        shape = {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}
+        return self.learning_rate * shape[self.schedule]
+
+    def fingerprint(self, noise_multiplier: float) -> str:
+        """Return a digest of everything that changes a released number, so that resuming cannot change the question."""
+        asked = {name: value for name, value in asdict(self).items() if name not in _ONLY_SPEED}
+        # micro_batch changes the order of additions, so the last bits: a re-run must use the same one.
+        asked |= {"noise_multiplier": noise_multiplier, "micro_batch": self.micro_batch}
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]

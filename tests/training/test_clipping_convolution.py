@@ -1,0 +1,117 @@
+"""The three ways to measure a convolution's gradients agree, and stay exact where float32 cancels."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from securesgd.training.gradients import convolution, forms, linear
+from securesgd.training.gradients.forms import Deferred, Kept, LayerCall
+from securesgd.training.gradients.geometry import Geometry
+from securesgd.training.gradients.patches import kept_gradients, measured_gradients
+from securesgd.training.gradients.pixel_gram import gram_squares
+
+
+def slow_gradients(layer: nn.Conv2d, x: Tensor, g: Tensor, copies: int) -> Tensor:
+    rows = [torch.autograd.grad(layer(x[i : i + 1]), layer.weight, g[i : i + 1])[0].flatten() for i in range(len(x))]
+    return torch.stack(rows).view(len(x) // copies, copies, -1).sum(dim=1).view(-1, *layer.weight.shape)
+
+
+pairs = st.tuples(st.integers(1, 4), st.integers(1, 4))
+small = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    kernel=pairs, stride=small, dilation=small, padding=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    size=st.tuples(st.integers(10, 13), st.integers(10, 13)), channels=st.sampled_from([1, 3, 16]),
+    maps=st.integers(1, 3), groups=st.integers(1, 2), copies=st.integers(1, 2), same=st.booleans(),
+)  # fmt: skip
+def test_all_forms_agree_on_any_geometry(kernel, stride, dilation, padding, size, channels, maps, groups, copies, same):  # type: ignore[no-untyped-def]
+    layer = nn.Conv2d(
+        groups * channels, groups * maps, kernel, stride=(1, 1) if same else stride, dilation=dilation,
+        padding="same" if same else padding, groups=groups, bias=False,
+    ).double()  # fmt: skip
+    x = torch.randn(3 * copies, groups * channels, *size, dtype=torch.float64)
+    g = torch.randn_like(layer(x))
+    expected = slow_gradients(layer, x, g, copies)
+    squares = expected.flatten(1).square().sum(dim=1)
+    geometry, padded = Geometry.of(layer, x)
+    kept = kept_gradients(padded, g, geometry, copies, chunk=2)
+    torch.testing.assert_close(kept.gradients(), expected)
+    torch.testing.assert_close(kept.squared_norms(), squares)
+    torch.testing.assert_close(measured_gradients(padded, g, geometry, copies, chunk=2), squares)
+    torch.testing.assert_close(gram_squares(padded, g, geometry, copies)[0], squares)
+    factors = torch.rand(3, dtype=torch.float64)
+    weighted = (expected * factors.view(-1, 1, 1, 1, 1)).sum(dim=0)
+    torch.testing.assert_close(kept.weighted_sum(factors), weighted)
+    torch.testing.assert_close(convolution._weighted_sum(layer, geometry, padded, g, factors, copies), weighted)
+
+
+def call_of(layer: nn.Module, x: Tensor, g: Tensor) -> LayerCall:
+    return LayerCall(layer, (x,), None, g, len(x), 1, frozenset({"weight"}), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("channels", "maps", "size", "kernel", "form"),
+    [(1, 32, 28, 5, Kept), (3, 128, 32, 3, Kept), (32, 64, 14, 5, Kept), (128, 128, 16, 5, Deferred),
+     (128, 256, 8, 5, Deferred)],
+)  # fmt: skip
+def test_the_paper_layers_take_the_form_that_was_measured_faster(
+    channels: int, maps: int, size: int, kernel: int, form: type
+) -> None:
+    layer = nn.Conv2d(channels, maps, kernel, padding=kernel // 2, bias=False)
+    x = torch.rand(4, channels, size, size)
+    found = convolution.convolution_gradients(call_of(layer, x, torch.randn(4, maps, size, size)))
+    assert isinstance(found["weight"], form)
+
+
+def test_gradients_too_large_to_keep_are_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = nn.Conv2d(3, 8, 3, bias=False), torch.rand(4, 3, 9, 9)
+    g = torch.randn(4, 8, 7, 7)
+    kept = convolution.convolution_gradients(call_of(layer, x, g))["weight"]
+    monkeypatch.setattr(forms, "KEPT_BYTES", 0)
+    deferred = convolution.convolution_gradients(call_of(layer, x, g))["weight"]
+    assert (type(kept), type(deferred)) == (Kept, Deferred)
+    torch.testing.assert_close(kept.squared_norms(), deferred.squared_norms())
+    torch.testing.assert_close(kept.weighted_sum(torch.arange(4.0)), deferred.weighted_sum(torch.arange(4.0)))
+
+
+@pytest.mark.parametrize("flatness", [1.0, 0.1, 1e-2, 1e-3])
+def test_float32_norms_survive_cancellation(flatness: float) -> None:
+    """Nearly flat images under zero-sum output gradients: the Gram form alone loses all digits here."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(128, 128, 5, bias=False)
+    x = (1 + flatness * torch.rand(4, 128, 10, 10)) * torch.rand(4, 128, 1, 1)
+    g = torch.randn(4, 128, 6, 6)
+    g -= g.mean(dim=(2, 3), keepdim=True)
+    found = convolution.convolution_gradients(call_of(layer, x, g))["weight"]
+    assert isinstance(found, Deferred)
+    exact = slow_gradients(layer.double(), x.double(), g.double(), 1).flatten(1).norm(dim=1)
+    torch.testing.assert_close(found.squared_norms().double().sqrt(), exact, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("flatness", [1.0, 1e-2, 1e-3])
+def test_float32_sequence_norms_survive_cancellation(flatness: float) -> None:
+    torch.manual_seed(0)
+    a = (1 + flatness * torch.rand(4, 6, 300)) * torch.rand(4, 1, 300)
+    g = torch.randn(4, 6, 200)
+    g -= g.mean(dim=1, keepdim=True)
+    exact = torch.bmm(g.double().transpose(1, 2), a.double()).flatten(1).norm(dim=1)
+    torch.testing.assert_close(linear._gram_squares(a, g).double().sqrt(), exact, rtol=1e-5, atol=0)
+
+
+def test_a_layer_subclass_with_its_own_forward_is_not_taken_for_its_parent() -> None:
+    from securesgd.training.clipping import ClippingEngine
+    from tests.training.clipping_reference import cross_entropy, distance, reference
+
+    class Doubled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.linear(x, 2 * self.weight**3, self.bias)
+
+    model = nn.Sequential(Doubled(12, 4)).double()
+    inputs, targets = torch.randn(7, 12, dtype=torch.float64), torch.randint(4, (7,))
+    expected, _ = reference(model, inputs, targets, 1.0)
+    assert distance(ClippingEngine(model, 1.0).clipped_sum(inputs, targets, cross_entropy).gradients, expected) < 1e-10

@@ -1,0 +1,92 @@
+"""kill -9 at random moments of training and checkpointing: every one resumes, the ledger replays, nothing is lost."""
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from securesgd.privacy import Ledger, replayed_statement
+from securesgd.training import train
+from securesgd.training.checkpoint import load_tensors
+
+from .conftest import small_data, small_model, small_settings
+
+WORKER = """
+import sys
+import torch
+sys.path.insert(0, sys.argv[1])
+torch.set_num_threads(1)
+from tests.training.conftest import small_data, small_model, small_settings
+from securesgd.training import train
+print("ready", flush=True)
+show = lambda report: print(report.step, flush=True)
+settings = small_settings(steps=300, checkpoint_steps=2)
+train(small_model(), small_data(), settings, sys.argv[2], resume=True, on_step=show)
+print("done", flush=True)
+"""
+
+
+def run_and_kill(folder, delay):
+    """Run the training, kill it `delay` seconds after it began to work; return (finished, last step it showed)."""
+    root = str(Path(__file__).parents[2])
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, root, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert worker.stdout.readline() == "ready\n", worker.stderr.read()
+    time.sleep(delay)
+    worker.kill()
+    output, errors = worker.communicate()
+    assert "Error" not in errors, errors
+    lines = output.split()
+    steps = [int(line) for line in lines if line.isdigit() and output.endswith("\n")]
+    return "done" in lines, max(steps, default=0)
+
+
+def killed_until_done(tmp_path, kills, longest):
+    settings = small_settings(steps=300, checkpoint_steps=2)
+    torch.set_num_threads(1)
+    whole = small_model()
+    train(whole, small_data(), settings, tmp_path / "whole")
+    dice, count, finished = random.Random(0), 0, False
+    while count < kills:
+        folder = tmp_path / f"killed-{count}"
+        finished, seen = False, 0
+        while not finished and count < kills:
+            finished, step = run_and_kill(folder, dice.uniform(0, longest))
+            seen = max(seen, step)
+            count += not finished
+            if (folder / "ledger.jsonl").exists() and not finished:
+                with Ledger.open(folder / "ledger.jsonl") as ledger:
+                    assert ledger.steps_charged >= seen  # no step that was shown is missing
+        resumed = small_model()
+        result = train(resumed, small_data(), settings, folder, resume=True)
+        assert replayed_statement(folder / "ledger.jsonl").epsilon == result.statement.epsilon
+        with Ledger.open(folder / "ledger.jsonl") as ledger:
+            assert ledger.steps_charged == 300  # and none is paid twice
+        ours, theirs = (
+            load_tensors(folder / "model.safetensors"),
+            load_tensors(tmp_path / "whole" / "model.safetensors"),
+        )
+        assert all(torch.equal(ours.tensors[name], theirs.tensors[name]) for name in theirs.tensors)
+    return count
+
+
+def test_three_kills(tmp_path):
+    threads = torch.get_num_threads()
+    try:
+        assert killed_until_done(tmp_path, 3, longest=1.0) == 3
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
+def test_fifty_kills(tmp_path):
+    threads = torch.get_num_threads()
+    try:
+        assert killed_until_done(tmp_path, 50, longest=0.8) == 50
+    finally:
+        torch.set_num_threads(threads)

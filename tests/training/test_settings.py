@@ -1,0 +1,66 @@
+from dataclasses import fields
+
+import pytest
+
+from securesgd.errors import InvalidInputError
+from securesgd.training.settings import TrainingSettings
+
+from .conftest import small_settings
+
+
+def test_schedules():
+    constant = small_settings(steps=10, learning_rate=2.0, warmup_steps=4)
+    assert [constant.learning_rate_at(t) for t in (0, 1, 3, 4, 9)] == [0.5, 1.0, 2.0, 2.0, 2.0]
+    cosine, linear = (small_settings(steps=10, learning_rate=2.0, schedule=name) for name in ("cosine", "linear"))
+    assert cosine.learning_rate_at(0) == 2
+    assert cosine.learning_rate_at(5) == pytest.approx(1)
+    assert [linear.learning_rate_at(t) for t in (0, 5, 9)] == pytest.approx([2, 1, 0.2])
+
+
+def test_every_setting_that_changes_a_released_number_changes_the_fingerprint():
+    changes = {
+        "delta": 1e-6, "epsilon": 3.0, "noise_multiplier": 2.0, "batch_size": 13, "steps": 21, "max_grad_norm": 2.0,
+        "accountant": "pld", "noise_seed": 4, "learning_rate": 0.1, "optimizer": "adam", "momentum": 0.5,
+        "schedule": "cosine", "warmup_steps": 1, "ema_decay": 0.5, "copies": 2, "micro_batch": 5,
+    }  # fmt: skip
+    speed = {"block_steps": 7, "checkpoint_steps": 7}
+    assert set(changes) | set(speed) == {field.name for field in fields(TrainingSettings)}
+    base = small_settings().fingerprint(1.0)
+    for name, value in changes.items():
+        assert small_settings(**{name: value}).fingerprint(1.0) != base or name == "noise_multiplier", name
+    assert small_settings().fingerprint(2.0) != base
+    for name, value in speed.items():
+        assert small_settings(**{name: value}).fingerprint(1.0) == base
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"noise_multiplier": None}, "give epsilon"),
+        ({"epsilon": 0}, "epsilon is 0"),
+        ({"delta": 1.5}, "delta is 1.5"),
+        ({"noise_multiplier": -1}, "noise_multiplier is -1"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"steps": 2.5}, "steps is 2.5"),
+        ({"max_grad_norm": float("nan")}, "max_grad_norm is nan"),
+        ({"learning_rate": 0}, "learning_rate is 0"),
+        ({"momentum": 1.0}, "momentum is 1.0"),
+        ({"ema_decay": -0.1}, "ema_decay is -0.1"),
+        ({"optimizer": "agd"}, "did you mean 'sgd'"),
+        ({"schedule": "cosin"}, "did you mean 'cosine'"),
+        ({"accountant": "pdl"}, "pld"),
+        ({"copies": 0}, "copies is 0"),
+    ],
+)
+def test_bad_settings_are_one_clear_line(changes, message):
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        small_settings(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_from_dict_names_the_nearest_setting():
+    with pytest.raises(InvalidInputError, match="did you mean 'batch_size'"):
+        TrainingSettings.from_dict({"delta": 1e-5, "batchsize": 3, "steps": 1})
+    with pytest.raises(InvalidInputError, match="need delta, steps"):
+        TrainingSettings.from_dict({"batch_size": 3})
+    assert TrainingSettings.from_dict({"delta": 1e-5, "epsilon": 1, "batch_size": 3, "steps": 1}).steps == 1
