@@ -33,7 +33,7 @@ MUTATIONS = {
     "clip the batch mean": ("training/clipping.py", "return (self.max_grad_norm / squares.sqrt()).clamp(max=1.0)", "return (self.max_grad_norm / squares.mean().sqrt()).clamp(max=1.0).expand_as(squares)", "training/test_clipping.py"),
     "biases not in the norm": ("training/bookkeeping.py", "for _, gradient in self._found:", 'for _, gradient in [f for f in self._found if not f[0].endswith("bias")]:', "training/test_clipping.py"),
     "each layer clipped by itself": ("training/bookkeeping.py", "sums[name] = gradient.weighted_sum(factors)", "sums[name] = gradient.weighted_sum((1 / gradient.squared_norms().sqrt()).clamp(max=1).to(factors.dtype))", "training/test_clipping.py"),
-    "copies clipped before averaging": ("training/bookkeeping.py", "average = torch.full_like(losses, 1 / self.copies)", "average = torch.ones_like(losses)", "training/test_clipping.py"),
+    "copies clipped before averaging": ("training/bookkeeping.py", "average = torch.full_like(losses, 1 / self.copies)", "average = torch.ones_like(losses)", "training/test_clipping_noise.py"),
     # noise, sampling and the loop
     "noise reused at every step": ("training/randomness.py", "place = (_PURPOSES.index(purpose), step, chunk)", "place = (_PURPOSES.index(purpose), 0, chunk)", "training/test_randomness.py"),
     "half the noise": ("training/randomness.py", "tensor.add_(piece.to(tensor.device, tensor.dtype), alpha=std)", "tensor.add_(piece.to(tensor.device, tensor.dtype), alpha=std / 2)", "training/test_loop.py -k variance"),

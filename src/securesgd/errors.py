@@ -3,13 +3,14 @@
     SecureSGDError            the base: catch this to catch them all
     ├── InvalidInputError     a value is outside what a function or theorem allows (also a ValueError)
     ├── PrivacyError          a step would break, or could not prove, the privacy statement
-    └── DamagedFileError      a file of a run folder is missing parts, foreign or corrupt
+    ├── DamagedFileError      a file of a run folder is missing parts, foreign or corrupt
+    └── DataUnavailableError  a data set could be had from none of its origins
 
 A message is one line: it names the value it got and says what would be valid. The command line prints it and
 exits with code 2.
 """
 
-__all__ = ["DamagedFileError", "InvalidInputError", "PrivacyError", "SecureSGDError", "nearest"]
+__all__ = ["DamagedFileError", "DataUnavailableError", "InvalidInputError", "PrivacyError", "SecureSGDError", "nearest"]
 
 import difflib
 from collections.abc import Iterable
@@ -29,6 +30,10 @@ class PrivacyError(SecureSGDError):
 
 class DamagedFileError(SecureSGDError):
     """A file is missing parts, foreign or corrupt; it was left untouched."""
+
+
+class DataUnavailableError(SecureSGDError):
+    """A data set could be had from none of its origins; the message lists what was tried and what to do by hand."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from securesgd.training.gradients import convolution, forms, linear
-from securesgd.training.gradients.forms import Deferred, Kept, LayerCall
+from securesgd.training.gradients.forms import Deferred, Kept, LayerCall, Scratch
 from securesgd.training.gradients.geometry import Geometry
 from securesgd.training.gradients.patches import kept_gradients, measured_gradients
 from securesgd.training.gradients.pixel_gram import gram_squares
@@ -51,7 +51,7 @@ def test_all_forms_agree_on_any_geometry(kernel, stride, dilation, padding, size
 
 
 def call_of(layer: nn.Module, x: Tensor, g: Tensor) -> LayerCall:
-    return LayerCall(layer, (x,), None, g, len(x), 1, frozenset({"weight"}), frozenset())
+    return LayerCall(layer, (x,), None, g, len(x), 1, frozenset({"weight"}), frozenset(), Scratch())
 
 
 @pytest.mark.parametrize(

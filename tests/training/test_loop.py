@@ -11,7 +11,14 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError
-from securesgd.privacy import Ledger, calibrated_noise_multiplier, replayed_statement
+from securesgd.privacy import (
+    GaussianRelease,
+    Ledger,
+    UnprotectedRelease,
+    calibrated_noise_multiplier,
+    replayed_statement,
+)
+from securesgd.training.interlude import Interlude
 from securesgd.training.loop import per_example_cross_entropy, train
 from securesgd.training.randomness import Randomness
 
@@ -270,3 +277,71 @@ def test_global_random_state_is_left_alone(tmp_path):
     torch.manual_seed(5)
     train(small_model(), small_data(), small_settings(), tmp_path / "run")
     assert torch.equal(torch.rand(3), expected)
+
+
+def looking_interlude(step, event, seen):
+    def action(model, examples, generator):
+        seen.append(float(generator.standard_normal()))
+        with torch.no_grad():
+            model[0].bias.add_(seen[-1])
+
+    return Interlude(step=step, event=event, action=action)
+
+
+def test_an_interlude_is_paid_once_and_repeats_after_a_crash(tmp_path, weights):
+    event = GaussianRelease(noise_multiplier=20.0, label="r")
+    whole, broken, settings = small_model(), small_model(), small_settings(checkpoint_steps=6)
+    seen = []
+    train(whole, small_data(), settings, tmp_path / "a", interlude=looking_interlude(7, event, seen))
+    interlude = looking_interlude(7, event, seen)
+    with pytest.raises(InterruptedRunError):
+        train(broken, small_data(), settings, tmp_path / "b", interlude=interlude, on_step=stop_at(9))
+    with pytest.raises(InvalidInputError, match="not those"):
+        train(broken, small_data(), settings, tmp_path / "b", resume=True)
+    train(broken, small_data(), settings, tmp_path / "b", resume=True, interlude=looking_interlude(7, event, seen))
+    assert len(set(seen)) == 1
+    assert torch.equal(weights(whole), weights(broken))
+    with Ledger.open(tmp_path / "b" / "ledger.jsonl") as ledger:
+        assert ledger.events.count(event) == 1
+        assert ledger.steps_charged == 20
+
+
+def test_calibration_leaves_room_for_the_interlude(tmp_path):
+    event = GaussianRelease(noise_multiplier=5.0, label="r")
+    settings = small_settings(noise_multiplier=None, epsilon=2.0, accountant="pld")
+    result = train(small_model(), small_data(), settings, tmp_path / "run", interlude=looking_interlude(3, event, []))
+    assert result.noise_multiplier > calibrated_noise_multiplier(2.0, 1e-5, 12 / 60, 20)
+    assert 2.0 - 1e-3 <= result.statement.epsilon <= 2.0
+
+
+def test_an_unprotected_interlude_voids_the_guarantee(tmp_path):
+    event = UnprotectedRelease(label="r", reason="computed on private data as published")
+    settings = small_settings(noise_multiplier=None, epsilon=2.0)
+    interlude = looking_interlude(3, event, [])
+    statement = train(small_model(), small_data(), settings, tmp_path / "run", interlude=interlude).statement
+    assert not statement.guaranteed
+    assert "not guaranteed: " in statement.in_words
+    assert "as published" in statement.in_words
+
+
+def test_training_without_privacy_says_so_and_is_plain_sgd(tmp_path):
+    """One step against torch's own gradient of the sampled sum; the statement must not claim anything."""
+    model, (inputs, targets) = small_model(), small_data()
+    model[2].p = 0.0
+    settings = small_settings(private=False, noise_multiplier=None, steps=1, learning_rate=1.0, copies=2, micro_batch=5)
+    sample = Randomness.from_seed(3).poisson_sample(0, 60, 12 / 60)
+    loss = per_example_cross_entropy(model(inputs[sample]), targets[sample]).sum()
+    expected = [
+        p - g / 12 for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True)
+    ]
+    result = train(model, (inputs, targets), settings, tmp_path / "run")
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        assert torch.allclose(parameter, value, atol=1e-6)
+    assert not result.statement.guaranteed
+    assert "does not protect the training data" in result.statement.in_words
+    whole, broken, settings = small_model(), small_model(), small_settings(private=False, noise_multiplier=None)
+    train(whole, small_data(), settings, tmp_path / "a")
+    with pytest.raises(InterruptedRunError):
+        train(broken, small_data(), settings, tmp_path / "b", on_step=stop_at(7))
+    train(broken, small_data(), settings, tmp_path / "b", resume=True)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), broken.parameters(), strict=True))

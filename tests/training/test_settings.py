@@ -19,7 +19,8 @@ def test_schedules():
 
 def test_every_setting_that_changes_a_released_number_changes_the_fingerprint():
     changes = {
-        "delta": 1e-6, "epsilon": 3.0, "noise_multiplier": 2.0, "batch_size": 13, "steps": 21, "max_grad_norm": 2.0,
+        "private": False, "delta": 1e-6, "epsilon": 3.0, "noise_multiplier": 2.0, "batch_size": 13, "steps": 21,
+        "max_grad_norm": 2.0,
         "accountant": "pld", "noise_seed": 4, "learning_rate": 0.1, "optimizer": "adam", "momentum": 0.5,
         "schedule": "cosine", "warmup_steps": 1, "ema_decay": 0.5, "copies": 2, "micro_batch": 5,
     }  # fmt: skip
@@ -27,7 +28,8 @@ def test_every_setting_that_changes_a_released_number_changes_the_fingerprint():
     assert set(changes) | set(speed) == {field.name for field in fields(TrainingSettings)}
     base = small_settings().fingerprint(1.0)
     for name, value in changes.items():
-        assert small_settings(**{name: value}).fingerprint(1.0) != base or name == "noise_multiplier", name
+        given = {name: value} | ({"noise_multiplier": None} if name == "private" else {})
+        assert small_settings(**given).fingerprint(1.0) != base or name == "noise_multiplier", name
     assert small_settings().fingerprint(2.0) != base
     for name, value in speed.items():
         assert small_settings(**{name: value}).fingerprint(1.0) == base
@@ -37,6 +39,7 @@ def test_every_setting_that_changes_a_released_number_changes_the_fingerprint():
     ("changes", "message"),
     [
         ({"noise_multiplier": None}, "give epsilon"),
+        ({"private": False}, "are for private training"),
         ({"epsilon": 0}, "epsilon is 0"),
         ({"delta": 1.5}, "delta is 1.5"),
         ({"noise_multiplier": -1}, "noise_multiplier is -1"),

@@ -7,7 +7,7 @@ weighted sum follows from what its rule kept, or as an ordinary weight gradient 
 
 __all__ = ["Bookkeeping"]
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from securesgd.errors import InvalidInputError
-from securesgd.training.gradients.forms import ExampleGradient, Kept, LayerCall, Unfit
+from securesgd.training.gradients.forms import ExampleGradient, Kept, LayerCall, Scratch, Unfit
 from securesgd.training.recording import Call, Recorder, Unit, parameter_uses
 
 
@@ -28,6 +28,7 @@ class Bookkeeping:
     trainable: dict[int, str]  # id of a parameter to its name in the model
     examples: int
     copies: int
+    scratch: defaultdict[str, Scratch]  # by unit; outlives the pass
     used: list[Call] = field(default_factory=list)
     _uses: Counter[str] = field(default_factory=Counter)
     _received: int = 0
@@ -125,6 +126,7 @@ class Bookkeeping:
             copies=self.copies,
             wanted=frozenset(names),
             keep=keep,
+            scratch=self.scratch[call.unit.name],
         )
         try:
             gradients = call.unit.rule(seen)

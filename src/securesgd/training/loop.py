@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from securesgd.privacy import PrivacyStatement, replayed_statement
 from securesgd.training.checkpoint import Checkpoint, load_tensors
 from securesgd.training.clipping import ClippingEngine, Loss
 from securesgd.training.examples import Examples, data_digest, examples_of
+from securesgd.training.interlude import Interlude
 from securesgd.training.paid_run import PaidRun, finished_statement
+from securesgd.training.plain import plain_sum
 from securesgd.training.processes import Processes
 from securesgd.training.randomness import Randomness
 from securesgd.training.run_folder import RunFolder
@@ -67,6 +70,7 @@ def train(
     loss: Loss = per_example_cross_entropy,
     on_step: Callable[[StepReport], None] | None = None,
     project: Callable[[nn.Module], None] | None = None,
+    interlude: Interlude | None = None,
 ) -> TrainingResult:
     """Train `model` in place by DP-SGD and return the run's result with its privacy statement.
 
@@ -79,8 +83,8 @@ def train(
     use; DamagedFileError for a broken run folder. Nothing existing is overwritten.
 
     The model is left in eval mode. `project` is called after each step and may move the weights (post-processing, e.g.
-    onto a sensitivity bound). Under torchrun each rank handles its share of every sample; noise is added once, to the
-    sum.
+    onto a sensitivity bound); `interlude` may look at the data once, for a price of its own. Under torchrun each rank
+    handles its share of every sample; noise is added once, to the sum.
     """
     started = time.perf_counter()
     processes, files, examples = Processes(), RunFolder(folder), examples_of(data)
@@ -97,7 +101,7 @@ def train(
     def open_run() -> tuple[Randomness, Checkpoint]:
         nonlocal run
         opened = PaidRun.resume if resuming else PaidRun.start
-        run = opened(files, settings, state.tensors(), len(examples), data_digest(examples))
+        run = opened(files, settings, state.tensors(), len(examples), data_digest(examples), interlude)
         return run.randomness, run.begin
 
     randomness, begin = processes.on_first(open_run)
@@ -111,7 +115,10 @@ def train(
         while state.step < settings.steps:
             if epsilon is None or state.step % settings.block_steps == 0:
                 epsilon = processes.on_first(lambda: run.pay(state.step))  # type: ignore[union-attr]
-            gradients, batch_size, mean_loss = step.private_gradient(state.step)
+            if interlude is not None and state.step == interlude.step:
+                processes.on_first(lambda: run.pay_interlude())  # type: ignore[union-attr]
+                interlude.action(model, examples, randomness.generator("interlude", state.step))
+            gradients, batch_size, mean_loss = step.gradient(state.step)
             state.descend(gradients)
             if project is not None:
                 project(model)
@@ -154,20 +161,19 @@ class _Step:
     randomness: Randomness
     processes: Processes
 
-    def private_gradient(self, step: int) -> tuple[dict[str, Tensor], int, float]:
+    def gradient(self, step: int) -> tuple[dict[str, Tensor], int, float]:
         """Return (gradients, batch size, mean loss) of step `step`; the gradients alone are private.
 
-        Guarantee: a Gaussian mechanism of noise multiplier σ on a Poisson sample of rate q. Division is by the
-        *expected* batch size, which does not depend on the sample.
+        Guarantee (private settings): a Gaussian mechanism of noise multiplier σ on a Poisson sample of rate q. Division
+        is by the *expected* batch size, which does not depend on the sample.
         """
         settings, processes = self.settings, self.processes
         sample = self.randomness.poisson_sample(step, len(self.examples), self.record["sampling_rate"])
         share = sample[processes.rank :: processes.count]
         self.randomness.seed_model(step * processes.count + processes.rank)
+        add_up = self.engine.clipped_sum if settings.private else partial(plain_sum, self.engine.model)
         sums = processes.together(
-            lambda: self.engine.clipped_sum(
-                *self.examples.batch(share), self.loss, settings.copies, settings.micro_batch
-            )
+            lambda: add_up(*self.examples.batch(share), self.loss, settings.copies, settings.micro_batch)
         )
         total_loss = sums.losses.sum(dtype=torch.float64).reshape(1)
         processes.add_up([*sums.gradients.values()])

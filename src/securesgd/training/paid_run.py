@@ -11,16 +11,20 @@ import securesgd
 from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError
 from securesgd.privacy import (
     Ledger,
+    PrivacyEvent,
     PrivacyStatement,
     SampledGaussianSteps,
+    UnprotectedRelease,
     affordable_steps,
     calibrated_noise_multiplier,
 )
 from securesgd.training.checkpoint import Checkpoint
+from securesgd.training.interlude import Interlude
 from securesgd.training.randomness import Randomness
 from securesgd.training.run_folder import RunFolder
 from securesgd.training.settings import TrainingSettings
 
+_NOT_PRIVATE = UnprotectedRelease(label="training", reason="the method does not protect the training data")
 _SEEDED = "the noise has a fixed seed: there is no privacy towards anyone who knows or guesses it"
 
 
@@ -28,9 +32,16 @@ class PaidRun:
     """The open ledger and files of one run; on rank 0 only. Build it with `start` or `resume`."""
 
     def __init__(
-        self, files: RunFolder, settings: TrainingSettings, ledger: Ledger, randomness: Randomness, begin: Checkpoint
+        self,
+        files: RunFolder,
+        settings: TrainingSettings,
+        ledger: Ledger,
+        randomness: Randomness,
+        begin: Checkpoint,
+        interlude: Interlude | None,
     ) -> None:
         self.files, self.settings, self.ledger, self.randomness = files, settings, ledger, randomness
+        self.interlude = interlude
         self.begin = begin
         """The checkpoint to go on from; of a new run that of step 0."""
         self.record = begin.record
@@ -46,10 +57,11 @@ class PaidRun:
         tensors: dict[str, Tensor],
         examples: int,
         data_digest: str,
+        interlude: Interlude | None = None,
     ) -> "PaidRun":
         """Return a new run: calibrated noise, secret key and step-0 checkpoint on disk, an empty ledger."""
         rate = settings.batch_size / examples
-        noise = _noise_multiplier(settings, rate)
+        noise = _noise_multiplier(settings, rate, interlude)
         seed = settings.noise_seed
         randomness = Randomness.secret() if seed is None else Randomness.from_seed(seed)
         record = {
@@ -57,21 +69,23 @@ class PaidRun:
             "step": 0,
             "noise_multiplier": noise,
             "sampling_rate": rate,
-            "question": _question(settings, noise, examples, tensors),
+            "question": _question(settings, noise, examples, tensors, interlude),
         }
         begin = Checkpoint(tensors, record)
         if files.ledger.exists():
             _remove_unused_ledger(files)
         files.write_secret(randomness, data_digest)
+        # No target can be kept by a run that also releases something without protection; its statement says so.
+        unprotected = interlude is not None and isinstance(interlude.event, UnprotectedRelease)
         ledger = Ledger.create(
             files.ledger,
             delta=settings.delta,
-            target_epsilon=settings.epsilon,
+            target_epsilon=None if unprotected else settings.epsilon,
             accountant=settings.accountant,
             dataset_size=examples,
         )
         files.save(begin)
-        return cls(files, settings, ledger, randomness, begin)
+        return cls(files, settings, ledger, randomness, begin, interlude)
 
     @classmethod
     def resume(
@@ -81,11 +95,12 @@ class PaidRun:
         tensors: dict[str, Tensor],
         examples: int,
         data_digest: str,
+        interlude: Interlude | None = None,
     ) -> "PaidRun":
         """Return a run to go on with, after checking that it asks the very same questions of the very same data."""
         randomness, begin = files.read_secret(data_digest), files.load()
         try:
-            question = _question(settings, float(begin.record["noise_multiplier"]), examples, tensors)
+            question = _question(settings, float(begin.record["noise_multiplier"]), examples, tensors, interlude)
             same, head = begin.record["question"] == question, begin.record.get("ledger")
         except (KeyError, TypeError, ValueError):
             raise DamagedFileError(f"{files.checkpoint} is not a training checkpoint; it was left untouched") from None
@@ -99,25 +114,33 @@ class PaidRun:
         try:
             if head is not None:
                 ledger.require_head(*head)
-            return cls(files, settings, ledger, randomness, begin)
+            return cls(files, settings, ledger, randomness, begin, interlude)
         except BaseException:
             ledger.close()
             raise
 
     def pay(self, step: int) -> float:
         """Pay for the block of steps that `step` is in, from `step` on; return the epsilon paid so far."""
+        if not self.settings.private:
+            self._pay_once(_NOT_PRIVATE)
+            return self.ledger.epsilon
         stop = min((step // self.settings.block_steps + 1) * self.settings.block_steps, self.settings.steps)
         self.ledger.reserve(self._steps(stop - step), first_step=step, stream=self.stream)
         return self.ledger.epsilon
 
+    def pay_interlude(self) -> None:
+        """Pay for the interlude; if it was paid before (the run was resumed) it is the same release, and free."""
+        if self.interlude is not None and self.interlude.event is not None:
+            self._pay_once(self.interlude.event)
+
     def save(self, tensors: dict[str, Tensor], step: int) -> None:
         """Replace the checkpoint by that after `step` steps, all of which must be paid for."""
-        self.ledger.require_step(step - 1, stream=self.stream)
+        self._require_paid(step - 1)
         self.files.save(Checkpoint(tensors, self.record | {"step": step, "ledger": list(self.ledger.head)}))
 
     def finish(self, weights: dict[str, Tensor]) -> PrivacyStatement:
         """Write the trained weights, remove secret and checkpoint, and return the privacy statement."""
-        self.ledger.require_step(self.settings.steps - 1, stream=self.stream)
+        self._require_paid(self.settings.steps - 1)
         statement = finished_statement(self.ledger.statement(), seeded=self.settings.noise_seed is not None)
         record = {
             "version": securesgd.__version__,
@@ -128,6 +151,14 @@ class PaidRun:
         }
         self.files.finish(Checkpoint(weights, record))
         return statement
+
+    def _pay_once(self, event: PrivacyEvent) -> None:
+        if event not in self.ledger.events:
+            self.ledger.record(event)
+
+    def _require_paid(self, step: int) -> None:
+        if self.settings.private:
+            self.ledger.require_step(step, stream=self.stream)
 
     def _steps(self, count: int) -> SampledGaussianSteps:
         return SampledGaussianSteps(sampling_rate=self.rate, noise_multiplier=self.noise_multiplier, steps=count)
@@ -150,15 +181,18 @@ def _remove_unused_ledger(files: RunFolder) -> None:
         files.ledger.unlink()  # a header without a release says nothing; it is written again
 
 
-def _noise_multiplier(settings: TrainingSettings, rate: float) -> float:
+def _noise_multiplier(settings: TrainingSettings, rate: float, interlude: Interlude | None) -> float:
     """Return the noise multiplier given, or else calibrated. Raises: PrivacyError if the steps would cost too much."""
+    if not settings.private:
+        return 0.0
+    extra = () if interlude is None else interlude.cost
     epsilon, noise, steps, name = settings.epsilon, settings.noise_multiplier, settings.steps, settings.accountant
     if noise is None:
         assert epsilon is not None
-        return calibrated_noise_multiplier(epsilon, settings.delta, rate, steps, accountant=name)
+        return calibrated_noise_multiplier(epsilon, settings.delta, rate, steps, accountant=name, extra_events=extra)
     if epsilon is not None:
         # Refuse at the start what the ledger would refuse at a later step.
-        affordable = affordable_steps(epsilon, settings.delta, rate, noise, accountant=name, at_most=steps)
+        affordable = affordable_steps(epsilon, settings.delta, rate, noise, spent=extra, accountant=name, at_most=steps)
         if affordable < steps:
             raise PrivacyError(
                 f"{steps} steps with noise multiplier {noise:g} cost more than epsilon = {epsilon:g}; "
@@ -167,8 +201,11 @@ def _noise_multiplier(settings: TrainingSettings, rate: float) -> float:
     return float(noise)
 
 
-def _question(settings: TrainingSettings, noise: float, examples: int, tensors: dict[str, Tensor]) -> str:
+def _question(
+    settings: TrainingSettings, noise: float, examples: int, tensors: dict[str, Tensor], interlude: Interlude | None
+) -> str:
     """Return a digest of what decides every released number except the data, the weights' start and the key."""
     shapes = sorted(f"{name} {list(t.shape)} {t.dtype}" for name, t in tensors.items() if name.startswith("model."))
-    text = f"{settings.fingerprint(noise)} {examples} {shapes}"
+    between = None if interlude is None else (interlude.step, interlude.event)
+    text = f"{settings.fingerprint(noise)} {examples} {shapes} {between}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]

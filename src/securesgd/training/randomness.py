@@ -14,15 +14,15 @@ import hashlib
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Purpose = Literal["sampling", "noise", "model"]
-_PURPOSES = ("sampling", "noise", "model")
+Purpose = Literal["sampling", "noise", "model", "interlude"]
+_PURPOSES = get_args(Purpose)
 _CHUNK = 1 << 17  # values per generator: large enough to fill vectors, small enough to share among threads
 
 

@@ -25,8 +25,10 @@ class TrainingSettings:
 
     Privacy: give `epsilon` (the noise is calibrated to it), or `noise_multiplier` (epsilon is reported), or both (the
     run is refused if it would spend more than epsilon). `batch_size` is the *expected* size: sampling is Poisson.
+    `private=False` trains without any of it, and the ledger says so.
     """
 
+    private: bool = True
     delta: float
     epsilon: float | None = None
     noise_multiplier: float | None = None
@@ -56,7 +58,11 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         delta_checked(self.delta)
         accountant_checked(self.accountant)
-        if self.epsilon is None and self.noise_multiplier is None:
+        if not self.private and (self.epsilon is not None or self.noise_multiplier is not None):
+            raise InvalidInputError(
+                "epsilon and noise_multiplier are for private training; leave them out, or private=True"
+            )
+        if self.private and self.epsilon is None and self.noise_multiplier is None:
             raise InvalidInputError("give epsilon (the noise is calibrated to it) or noise_multiplier, got neither")
         if self.epsilon is not None:
             epsilon_checked("epsilon", self.epsilon)

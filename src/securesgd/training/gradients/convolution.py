@@ -40,7 +40,8 @@ def _weight_gradient(call: LayerCall, layer: nn.Conv2d, geometry: Geometry, x: T
     g, chunk = call.output_gradient, max(1, CHUNK_ROWS // call.copies)
     product, gram = product_cost(x, g, geometry, call.copies), gram_cost(x, g, geometry, call.copies)
     if "weight" in call.keep or (call.may_keep("weight") and (1 - REPLACED) * product <= gram):
-        return kept_gradients(x, g, geometry, call.copies, chunk)
+        scratch = None if "weight" in call.keep else call.scratch
+        return kept_gradients(x, g, geometry, call.copies, chunk, scratch)
     squares = (
         _measured_by_gram(call, geometry, x)
         if gram < product

@@ -4,8 +4,9 @@ Both forms answer the only two questions the clipping engine asks: how long is t
 and what is the sum over examples of factor × gradient. A layer picks whichever is cheaper.
 """
 
-__all__ = ["Deferred", "ExampleGradient", "Kept", "LayerCall", "Unfit", "row_factors"]
+__all__ = ["Deferred", "ExampleGradient", "Kept", "LayerCall", "Scratch", "Unfit", "row_factors"]
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,21 @@ class Deferred:
 ExampleGradient = Kept | Deferred
 
 
+class Scratch:
+    """Memory for one layer's kept gradients, used again in the next step: fresh pages cost more than the product."""
+
+    def __init__(self) -> None:
+        self._memory: Tensor | None = None
+
+    def empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Return a tensor of this shape; what an earlier call returned is overwritten by its use."""
+        size = math.prod(shape)
+        old = self._memory
+        if old is None or old.numel() < size or old.dtype != like.dtype or old.device != like.device:
+            self._memory = old = like.new_empty(size)
+        return old[:size].view(shape)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerCall:
     """One call of a layer, seen from the backward pass: everything its per-example gradients depend on.
@@ -93,6 +109,7 @@ class LayerCall:
     copies: int
     wanted: frozenset[str]  # the layer's own names of its trainable parameters
     keep: frozenset[str]  # those whose gradients are added to another call's and so must be kept
+    scratch: Scratch
 
     @property
     def input(self) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from securesgd.training.gradients.forms import Kept
+from securesgd.training.gradients.forms import Kept, Scratch
 from securesgd.training.gradients.geometry import Geometry
 
 NARROW = 48  # taps × channels below which whole patches are cheaper than one product per kernel row (measured)
@@ -21,7 +21,9 @@ def product_cost(x: Tensor, g: Tensor, geometry: Geometry, copies: int) -> float
     return positions * taps * x.shape[1] / geometry.groups * g.shape[1]
 
 
-def kept_gradients(x: Tensor, g: Tensor, geometry: Geometry, copies: int, chunk: int) -> Kept:
+def kept_gradients(
+    x: Tensor, g: Tensor, geometry: Geometry, copies: int, chunk: int, scratch: Scratch | None = None
+) -> Kept:
     """Return the weight gradients of all examples.
 
     Args:
@@ -30,9 +32,11 @@ def kept_gradients(x: Tensor, g: Tensor, geometry: Geometry, copies: int, chunk:
         geometry: of the convolution.
         copies: rows that belong to one example; their gradients are added.
         chunk: examples to unfold at once.
+        scratch: memory for the result; None for new memory.
     """
     layout = _Layout.of(x, g, geometry)
-    raw = g.new_empty(layout.parts, len(g) // copies, *layout.shape)
+    shape = (layout.parts, len(g) // copies, *layout.shape)
+    raw = g.new_empty(shape) if scratch is None else scratch.empty(shape, like=g)
     for examples in _chunks(len(raw[0]), chunk):
         rows = slice(examples.start * copies, examples.stop * copies)
         if copies == 1:

@@ -1,0 +1,111 @@
+"""Images and labels as numpy arrays that were checked: the one form every reader hands over."""
+
+__all__ = ["CheckedArrays", "checked_arrays", "class_names_of"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securesgd.errors import InvalidInputError
+
+_COLOURS = (1, 3)
+_SHAPES = "(n, height, width), (n, channels, height, width) or (n, height, width, channels) with 1 or 3 channels, \
+or (n, features)"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CheckedArrays:
+    """Inputs as uint8 0..255 or float32 in [0, 1], channels first; targets as int64 in 0..classes-1."""
+
+    train_inputs: NDArray[Any]
+    train_targets: NDArray[np.int64]
+    test_inputs: NDArray[Any]
+    test_targets: NDArray[np.int64]
+    class_names: tuple[str, ...]
+
+
+def checked_arrays(
+    train: tuple[NDArray[Any], NDArray[Any]],
+    test: tuple[NDArray[Any], NDArray[Any]],
+    classes: int | Sequence[str] | None = None,
+    place: str = "",
+) -> CheckedArrays:
+    """Return the arrays if they are images (or feature rows) with labels.
+
+    `classes` is their number or their names; if None, one more than the highest training label. `place` starts the
+    error messages.
+    Raises: InvalidInputError for wrong shapes, kinds of numbers or lengths, values outside [0, 1] or NaN, labels out
+    of range, and a class without any training example.
+    """
+    start = f"{place}: " if place else ""
+    inputs = [_inputs(x, f"{start}x_{split}") for split, (x, _) in (("train", train), ("test", test))]
+    targets = [
+        _targets(y, len(x), f"{start}y_{split}")
+        for x, split, (_, y) in zip(inputs, ("train", "test"), (train, test), strict=True)
+    ]
+    if inputs[0].shape[1:] != inputs[1].shape[1:]:
+        raise InvalidInputError(
+            f"{start}x_train holds inputs of shape {inputs[0].shape[1:]} but x_test of {inputs[1].shape[1:]}; "
+            "they must be the same"
+        )
+    names = class_names_of(int(targets[0].max()) + 1 if classes is None else classes)
+    for split, labels in zip(("train", "test"), targets, strict=True):
+        wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
+        if wrong.size:
+            raise InvalidInputError(
+                f"{start}y_{split}[{wrong[0]}] is {labels[wrong[0]]}; labels must be in 0..{len(names) - 1}"
+            )
+    counts = np.bincount(targets[0], minlength=len(names))
+    if not counts.all():
+        raise InvalidInputError(
+            f"{start}class {names[int(counts.argmin())]!r} has no training example; every class needs at least one"
+        )
+    return CheckedArrays(
+        train_inputs=inputs[0],
+        train_targets=targets[0],
+        test_inputs=inputs[1],
+        test_targets=targets[1],
+        class_names=names,
+    )
+
+
+def class_names_of(classes: int | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the classes: those given, or 0, 1, … as text.
+
+    Raises: InvalidInputError if there are fewer than two or a name appears twice.
+    """
+    names = tuple(str(i) for i in range(classes)) if isinstance(classes, int) else tuple(classes)
+    if len(names) < 2:
+        raise InvalidInputError(f"a data set needs at least 2 classes, got {len(names)}")
+    if len(set(names)) < len(names):
+        raise InvalidInputError(f"class names must differ, got {', '.join(names)}")
+    return names
+
+
+def _inputs(array: NDArray[Any], what: str) -> NDArray[Any]:
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4 and array.shape[1] not in _COLOURS and array.shape[3] in _COLOURS:
+        array = array.transpose(0, 3, 1, 2)
+    if array.ndim not in (2, 4) or 0 in array.shape or (array.ndim == 4 and array.shape[1] not in _COLOURS):
+        raise InvalidInputError(f"{what} has shape {array.shape}; valid: {_SHAPES}, none of them 0")
+    if array.dtype == np.uint8:
+        return array
+    if not np.issubdtype(array.dtype, np.floating):
+        raise InvalidInputError(f"{what} holds {array.dtype}; valid: uint8 in 0..255 or float in [0, 1]")
+    low, high = array.min(), array.max()  # NaN if there is one
+    if not (low >= 0 and high <= 1):
+        found = "NaN" if np.isnan(low) else f"values in [{low:g}, {high:g}]"
+        raise InvalidInputError(f"{what} holds {found}; valid: uint8 in 0..255 or float in [0, 1]")
+    return array.astype(np.float32, copy=False)
+
+
+def _targets(array: NDArray[Any], examples: int, what: str) -> NDArray[np.int64]:
+    if array.shape != (examples,):
+        raise InvalidInputError(f"{what} has shape {array.shape}; it needs one label per example: ({examples},)")
+    if not np.issubdtype(array.dtype, np.integer):
+        raise InvalidInputError(f"{what} holds {array.dtype}; labels must be whole numbers (an integer type)")
+    return array.astype(np.int64)

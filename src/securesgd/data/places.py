@@ -1,0 +1,100 @@
+"""Where data sets lie on this machine, and whether what lies there is what it should be."""
+
+__all__ = ["Presence", "missing_files", "presence", "roots", "verified", "verified_bytes"]
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from securesgd.data.catalog import DataSet, StoredFile
+from securesgd.errors import DamagedFileError
+
+
+@dataclass(frozen=True)
+class Presence:
+    """Whether a data set is on this machine, by file sizes; `folder` is None if there is none of it."""
+
+    state: Literal["embedded", "present", "incomplete", "absent"]
+    folder: Path | None = None
+
+
+def roots(folder: Path | None = None) -> list[Path]:
+    """Return the folders that may hold data set folders, first choice first.
+
+    `folder` alone if given; else $SECURESGD_DATA if set, then securesgd/ in the user's cache ($XDG_CACHE_HOME or
+    ~/.cache).
+    """
+    if folder is not None:
+        return [Path(folder).expanduser()]
+    named = os.environ.get("SECURESGD_DATA")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return [Path(place).expanduser() for place in (named, cache / "securesgd") if place]
+
+
+def presence(dataset: DataSet, folder: Path | None = None) -> Presence:
+    """Return where the data set is; names and sizes are looked at, not checksums, so this is fast."""
+    if dataset.layout == "embedded":
+        return Presence("embedded")
+    best = Presence("absent")
+    for root in roots(folder):
+        place = root / dataset.name
+        right = [_size(place / file.name) == file.size for file in dataset.files]
+        if all(right):
+            return Presence("present", place)
+        if best.state == "absent" and any((place / file.name).exists() for file in dataset.files):
+            best = Presence("incomplete", place)
+    return best
+
+
+def missing_files(dataset: DataSet, place: Path) -> list[StoredFile]:
+    """Return the files of the data set that are not in the folder `place`; those that are there were verified.
+
+    Raises: DamagedFileError for a file that is there with other content.
+    """
+    missing = [file for file in dataset.files if not (place / file.name).exists()]
+    for file in dataset.files:
+        if file not in missing:
+            verified_bytes(place, file)
+    return missing
+
+
+def verified_bytes(place: Path, file: StoredFile) -> bytes:
+    """Return the content of a stored file.
+
+    Guarantee: its sha256 is the catalog's; the bytes that were checked are the bytes returned.
+    Raises: DamagedFileError if the file is absent, cut short or different.
+    """
+    path = place / file.name
+    size = _size(path)
+    if size is None:
+        raise DamagedFileError(f"{path} does not exist")
+    try:
+        return verified(path.read_bytes() if size == file.size else None, file, size)
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{path}: {error}; remove it and fetch again") from None
+    except OSError as error:
+        raise DamagedFileError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def verified(content: bytes | None, file: StoredFile, size: int | None = None) -> bytes:
+    """Return `content` if it is that of `file`; `size` is given alone (content None) when it is known to be wrong.
+
+    Raises: DamagedFileError naming size or checksum.
+    """
+    length = size if content is None else len(content)
+    if content is None or length != file.size:
+        half = " (half downloaded?)" if length is not None and length < file.size else ""
+        raise DamagedFileError(f"{file.name} has {length:,} bytes instead of {file.size:,}{half}")
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != file.sha256:
+        raise DamagedFileError(f"{file.name} has sha256 {digest[:12]}… instead of {file.sha256[:12]}…")
+    return content
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except OSError:
+        return None

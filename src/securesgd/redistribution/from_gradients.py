@@ -1,0 +1,71 @@
+"""Redistribution by the paper's score: how strongly the loss reacts to each unit of the noisy layer.
+
+The score of one example is |∂L/∂h₁|^β. On private data its mean is a release like any other: here each example's
+score vector is clipped in l2, summed, and Gaussian noise is added, which costs one Gaussian event in the ledger. (The
+paper says it costs nothing; docs/errata.md, no. 7.)
+"""
+
+__all__ = ["from_gradients"]
+
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from securesgd.errors import InvalidInputError
+from securesgd.models.noisy import NoisyNetwork
+from securesgd.redistribution.record import Redistribution
+from securesgd.theory import from_scores
+from securesgd.theory.redistribution import Direction
+
+Per = Literal["unit", "channel"]
+SCORE_NORM = 1.0  # l2 bound of one example's score vector; scores are normalised per example, so any value is the same
+
+
+def from_gradients(
+    model: NoisyNetwork,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    way: str,
+    noise_multiplier: float,
+    generator: np.random.Generator,
+    direction: Direction = "vulnerable",
+    beta: float = 1.0,
+    per: Per = "unit",
+    floor: float = 0.05,
+) -> Redistribution:
+    """Return r from the gradients of the loss at the noisy layer, over all examples of `batches`.
+
+    Guarantee: with `noise_multiplier` z > 0 the result is a Gaussian mechanism of noise multiplier z on the examples
+    (each contributes a vector of l2 norm at most 1): GaussianRelease(noise_multiplier=z). With 0 it protects nothing.
+    Assumes: the model does not depend on the private data except through releases in the ledger.
+    """
+    if not noise_multiplier >= 0:
+        raise InvalidInputError(f"noise_multiplier must be >= 0, got {noise_multiplier}")
+    units = model.output_shape[0] if per == "channel" else model.units
+    total, count = np.zeros(units), 0
+    for inputs, targets in batches:
+        total += _clipped_scores(model, inputs, targets, beta, per).sum(dim=0).double().cpu().numpy()
+        count += len(inputs)
+    total += noise_multiplier * SCORE_NORM * generator.standard_normal(units)
+    scores = np.maximum(total, 0)  # beta is in the scores already
+    r = from_scores(scores, beta=1.0, direction=direction, floor=floor)
+    details = {"direction": direction, "beta": beta, "floor": floor, "noise_multiplier": noise_multiplier}
+    return Redistribution(way=way, shape=model.output_shape, per=per, r=tuple(r), details=details)
+
+
+def _clipped_scores(model: NoisyNetwork, inputs: Tensor, targets: Tensor, beta: float, per: Per) -> Tensor:
+    """Return the score vector of each example, of l2 norm at most 1."""
+    device = next(model.parameters()).device
+    with torch.enable_grad():
+        h = model.noisy.noise(model.noisy.clean(inputs.to(device))).detach().requires_grad_()
+        with model.from_layer(h):
+            losses = torch.nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device), reduction="sum")
+        (gradient,) = torch.autograd.grad(losses, h)
+    scores = gradient.detach().abs().pow(beta)
+    scores = scores.flatten(2).mean(dim=2) if per == "channel" and scores.dim() > 2 else scores.flatten(1)
+    norms = scores.norm(dim=1, keepdim=True)
+    # Every example gets the same say: scaled to norm 1, so one with a large loss cannot drown the others.
+    return torch.where(norms > 0, scores / norms.clamp_min(torch.finfo(scores.dtype).tiny), scores) * SCORE_NORM
