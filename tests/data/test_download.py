@@ -66,6 +66,21 @@ def test_a_part_longer_than_the_file_is_discarded(web, target):
     assert target.read_bytes() == CONTENT
 
 
+def test_a_drip_of_single_bytes_ends(web, target):
+    web.cuts = [1] * 1_000
+    with pytest.raises(DataUnavailableError, match="closed early"):
+        download(web.address + "file", target)
+    assert len(web.asked) == 100
+
+
+def test_more_than_announced_is_discarded(web, target):
+    web.overlong = True
+    partial_of(target).write_bytes(CONTENT[:1_000])
+    with pytest.raises(DataUnavailableError, match="instead of the"):
+        download(web.address + "file", target)
+    assert not partial_of(target).exists()
+
+
 def test_a_missing_file_and_a_refused_connection_name_the_reason(web, target):
     with pytest.raises(DataUnavailableError, match="HTTP 404"):
         download(web.address + "absent", target)

@@ -1,31 +1,24 @@
 """Fetching: first place that works, verified, whole or not at all."""
 
 import gzip
-import io
-import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 import textwrap
 import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from securesgd.data import fetch as fetch_module
-from securesgd.data.catalog import CATALOG, DataSet, Origin
-from securesgd.data.cifar import batch_arrays
+from securesgd.data.catalog import Origin
 from securesgd.data.fetch import fetch
 from securesgd.data.load import load
 from securesgd.data.places import presence
-from securesgd.data.unpack import unpacked
 from securesgd.errors import DamagedFileError, DataUnavailableError, InvalidInputError
-from tests.data.web import IDX_NAMES, stored, tiny_contents, tiny_dataset
+from tests.data.web import IDX_NAMES, tiny_contents, tiny_dataset
 
 NOWHERE = "http://127.0.0.1:9/"
 
@@ -57,6 +50,20 @@ def test_the_named_folder_comes_before_the_cache(web, tmp_path, monkeypatch):
     for path in in_cache.iterdir():
         path.unlink()
     assert fetch(dataset) == tmp_path / "named" / "tiny"
+
+
+def test_a_named_folder_that_cannot_be_written_gives_way_to_the_cache(web, tmp_path, monkeypatch):
+    monkeypatch.setenv("SECURESGD_DATA", "/dev/null/data")
+    assert fetch(tiny_dataset(web.address)) == tmp_path / "cache" / "securesgd" / "tiny"
+
+
+def test_an_incomplete_folder_says_what_to_run(web):
+    dataset = tiny_dataset(web.address)
+    (fetch(dataset) / IDX_NAMES[2]).unlink()
+    with pytest.raises(
+        DamagedFileError, match="t10k-images-idx3-ubyte does not exist; run `securesgd data fetch tiny`"
+    ):
+        load(dataset)
 
 
 def test_the_next_mirror_is_tried(web):
@@ -230,106 +237,3 @@ def test_a_kill_leaves_nothing_half_done(web, tmp_path, moment):
     place = fetch(dataset)  # the dead process holds no lock, its leftovers are swept
     assert held(place) == tiny_contents()
     assert not list(place.parent.glob(".*incoming"))
-
-
-def tar_of(files):
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return stream.getvalue()
-
-
-def cifar_fixture():
-    """Return a five-batch CIFAR-10 of 10 images per batch: binary files, and the same as PNG rows with labels."""
-    random = np.random.default_rng(3)
-    images = random.integers(0, 256, (60, 32, 32, 3), dtype=np.uint8)
-    labels = np.arange(60) % 10
-    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    binary, png = {}, {}
-    for i, name in enumerate(names):
-        part = slice(10 * i, 10 * i + 10)
-        rows = [
-            bytes([label]) + image.transpose(2, 0, 1).tobytes()
-            for label, image in zip(labels[part], images[part], strict=True)
-        ]
-        binary[f"{name}.bin"] = b"".join(rows)
-        stream = io.BytesIO()
-        Image.fromarray(images[part].reshape(10, 1024, 3)).save(stream, "PNG")
-        png[f"package/{name}.png"] = stream.getvalue()
-    png["package/train_lables.json"] = json.dumps(labels[:50].tolist()).encode()
-    png["package/test_lables.json"] = json.dumps(labels[50:].tolist()).encode()
-    return images, labels, binary, png
-
-
-def test_cifar_from_the_binary_archive_and_from_png_rows_is_the_same(web, tmp_path):
-    images, labels, binary, png = cifar_fixture()
-    web.files["cifar-10-binary.tar.gz"] = tar_of(
-        {f"cifar-10-batches-bin/{name}": held for name, held in binary.items()}
-    )
-    dataset = DataSet(
-        name="tiny-cifar",
-        class_names=CATALOG["cifar10"].class_names,
-        input_shape=(3, 32, 32),
-        train_size=50,
-        test_size=10,
-        layout="cifar-binary",
-        files=tuple(stored(*item) for item in binary.items()),
-        origins=(Origin(channel="http", where=web.address, archives=("cifar-10-binary.tar.gz",)),),
-    )
-    place = fetch(dataset)
-    assert held(place) == binary
-    (tmp_path / "package.tgz").write_bytes(tar_of(png))
-    from_png = {file.name: held for file, held in unpacked(tmp_path / "package.tgz", dataset.files, "png-rows")}
-    assert from_png == binary
-    loaded = load(dataset)
-    np.testing.assert_allclose(loaded.train_inputs.numpy() * 255, images[:50].transpose(0, 3, 1, 2), atol=1e-4)
-    assert loaded.test_targets.tolist() == labels[50:].tolist()
-    pixels, read = batch_arrays(binary["test_batch.bin"])
-    assert (pixels == images[50:].transpose(0, 3, 1, 2)).all()
-    assert read.tolist() == labels[50:].tolist()
-
-
-@pytest.mark.parametrize("cut", [0.3, 0.999])
-def test_a_cut_tar_is_damaged(tmp_path, cut):
-    _, _, binary, _ = cifar_fixture()
-    whole = tar_of(binary)
-    (tmp_path / "a.tar.gz").write_bytes(whole[: int(len(whole) * cut)])
-    with pytest.raises(DamagedFileError, match=r"a\.tar\.gz"):
-        list(unpacked(tmp_path / "a.tar.gz", [stored(*item) for item in binary.items()]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
-def test_every_registry_gives_the_published_arrays(name, tmp_path):
-    """Needs npm or the Debian tools and their registries; the addresses are left out on purpose."""
-    import dataclasses
-
-    known = CATALOG[name]
-    registries = tuple(origin for origin in known.origins if origin.channel != "http")
-    dataset = dataclasses.replace(known, origins=registries)
-    fetch(dataset, tmp_path)
-    data = load(name, folder=tmp_path)
-    assert (len(data.train_targets), len(data.test_targets)) == (known.train_size, known.test_size)
-    means = {"mnist": 0.1307, "fashion-mnist": 0.2860, "cifar10": 0.4734}  # as published
-    assert data.train_inputs.mean().item() == pytest.approx(means[name], abs=1e-4)
-    if name != "mnist":
-        assert set(data.train_targets.bincount().tolist()) == {known.train_size // 10}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
-def test_every_address_gives_the_published_arrays(name, tmp_path):
-    """Needs the internet."""
-    import dataclasses
-
-    for i, origin in enumerate(CATALOG[name].origins):
-        if origin.channel == "http":
-            try:
-                fetch(dataclasses.replace(CATALOG[name], origins=(origin,)), tmp_path / str(i))
-            except DataUnavailableError as error:
-                if "not known" in str(error) or "resolution" in str(error) or "unreachable" in str(error):
-                    pytest.skip(f"no internet: {error}")
-                raise

@@ -25,6 +25,7 @@ class Web:
     files: dict[str, bytes]
     cuts: list[int] = field(default_factory=list)
     ranges: bool = True
+    overlong: bool = False
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     before_answer: object = None
     address: str = ""
@@ -33,7 +34,7 @@ class Web:
         web = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):  # noqa: N802
+            def do_GET(self):
                 web.asked.append((self.path, self.headers.get("Range")))
                 if web.before_answer:
                     web.before_answer()
@@ -64,7 +65,7 @@ def answer(request, web):
         request.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
     else:
         request.send_response(200)
-    body = content[start:]
+    body = content if web.overlong else content[start:]
     request.send_header("Content-Length", str(len(body)))
     request.end_headers()
     request.wfile.write(body[: web.cuts.pop(0)] if web.cuts else body)

@@ -1,6 +1,7 @@
 """The clipping engine against a loop over examples: what it returns, and what it guarantees."""
 
 import copy
+import gc
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ from torch.nn import functional
 
 from securesgd.errors import InvalidInputError
 from securesgd.training.clipping import ClippingEngine, NotFiniteError
+from securesgd.training.recording import Call
 from tests.training.clipping_reference import (
     FAST,
     SLOW,
@@ -156,6 +158,22 @@ def test_requires_grad_may_change_between_calls() -> None:
     model[0].requires_grad_(False)
     expected, _ = reference(model, inputs, targets, limit)
     assert distance(engine.clipped_sum(inputs, targets, cross_entropy).gradients, expected) < 1e-10
+
+
+@pytest.mark.parametrize("case", ["conv in place", "custom", "called twice", "borrowed parameter"])
+@pytest.mark.filterwarnings("ignore:clipping runs")
+def test_nothing_recorded_outlives_the_call(case: str) -> None:
+    """Hooks in autograd's graph that lead back to it are invisible to the garbage collector."""
+    model, inputs, targets, limit = build(case)
+    engine = ClippingEngine(model, limit)
+    for _ in range(3):
+        engine.clipped_sum(inputs, targets, cross_entropy)
+        engine.slow_reason = None
+    inputs[0] *= float("nan")
+    with pytest.raises(NotFiniteError):
+        engine.clipped_sum(inputs, targets, cross_entropy)
+    gc.collect()
+    assert not [o for o in gc.get_objects() if type(o) is Call]
 
 
 def test_works_inside_no_grad() -> None:

@@ -2,7 +2,6 @@
 
 __all__ = ["Progress", "download"]
 
-import contextlib
 import http.client
 import re
 import time
@@ -17,7 +16,8 @@ Progress = Callable[[str, int, int | None], None]
 """Called with what is being done, how many bytes are done, and how many there are (None: unknown)."""
 
 _BLOCK = 1 << 18
-_FRUITLESS_ATTEMPTS = 3
+_FRUITLESS_ATTEMPTS = 3  # in a row
+_ATTEMPTS = 100  # in all, so that no server can keep us for ever
 
 
 def download(address: str, target: Path, progress: Progress | None = None, timeout: float = 10.0) -> bool:
@@ -30,39 +30,38 @@ def download(address: str, target: Path, progress: Progress | None = None, timeo
     Raises: DataUnavailableError if it cannot be had; a partial file is then kept for the next call.
     """
     partial = target.with_name(f"{target.name}.partial")
-    resumed = partial.exists() and partial.stat().st_size > 0
-    fruitless, arrived = 0, False
-    while True:
+    resumed = _size(partial) > 0
+    reason, fruitless, arrived = "", 0, False
+    for _ in range(_ATTEMPTS):
         time.sleep(fruitless)
-        before = partial.stat().st_size if partial.exists() else 0
+        before = _size(partial)
         try:
-            complete, resumed_now = _continue(address, partial, progress, timeout)
+            complete, kept = _continue(address, partial, progress, timeout)
+            reason = "the connection closed early"
         except urllib.error.HTTPError as error:
-            with contextlib.closing(error):
-                if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not before:
-                    raise DataUnavailableError(f"HTTP {error.code} {error.reason}") from None
+            error.close()
+            if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not before:
+                raise DataUnavailableError(f"HTTP {error.code} {error.reason}") from None
             partial.unlink()  # longer than the file is now, so not a part of it
             resumed = False
             continue
         except (OSError, http.client.HTTPException) as error:
+            complete, kept = False, True
             reason = str(getattr(error, "reason", error)) or type(error).__name__
-            complete, resumed_now = False, True
-        else:
-            reason = "the connection closed early"
-        resumed = resumed and resumed_now
+        resumed = resumed and kept
         if complete:
             partial.replace(target)
             return resumed
-        after = partial.stat().st_size if partial.exists() else 0
-        arrived = arrived or after > before
-        fruitless = 0 if after > before else fruitless + 1
+        arrived = arrived or _size(partial) > before
+        fruitless = 0 if _size(partial) > before else fruitless + 1
         if not arrived or fruitless == _FRUITLESS_ATTEMPTS:
-            raise DataUnavailableError(reason)
+            break
+    raise DataUnavailableError(reason)
 
 
 def _continue(address: str, partial: Path, progress: Progress | None, timeout: float) -> tuple[bool, bool]:
     """Append what the server sends; return whether the file is complete and whether earlier bytes were kept."""
-    start = partial.stat().st_size if partial.exists() else 0
+    start = _size(partial)
     request = urllib.request.Request(address, headers={"User-Agent": "securesgd"})
     if start:
         request.add_header("Range", f"bytes={start}-")
@@ -77,6 +76,9 @@ def _continue(address: str, partial: Path, progress: Progress | None, timeout: f
                 done += len(block)
                 if progress:
                     progress(address, done, total)
+    if total is not None and done > total:
+        partial.unlink()
+        raise DataUnavailableError(f"{done} bytes instead of the {total} announced")
     return total is None or done == total, start > 0
 
 
@@ -89,3 +91,7 @@ def _range(response: http.client.HTTPResponse) -> tuple[int, int | None]:
         return int(told[1]), None if told[2] == "*" else int(told[2])
     length = response.headers.get("Content-Length")
     return 0, int(length) if length else None
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -22,7 +22,8 @@ _Labelled = list[tuple[Path, int]]
 def image_folder_arrays(folder: Path) -> CheckedArrays:
     """Return the images as checked arrays, classes and files in the order of their names.
 
-    Grey if every image is grey, else RGB. Files and folders whose name starts with a dot are ignored.
+    Grey if every image is grey, else RGB. Files and folders whose name starts with a dot are ignored; orientation
+    tags of a camera are not applied.
     Raises: InvalidInputError for a missing or empty class folder, a class of one split only, another kind of file,
     images of different sizes, transparent or 16-bit images; DamagedFileError for an image that cannot be read.
     """

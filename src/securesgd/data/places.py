@@ -69,7 +69,7 @@ def verified_bytes(place: Path, file: StoredFile) -> bytes:
     path = place / file.name
     size = _size(path)
     if size is None:
-        raise DamagedFileError(f"{path} does not exist")
+        raise DamagedFileError(f"{path} does not exist; run `securesgd data fetch {place.name}`")
     try:
         return verified(path.read_bytes() if size == file.size else None, file, size)
     except DamagedFileError as error:

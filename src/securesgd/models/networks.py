@@ -87,6 +87,17 @@ def tanh_cnn(input_shape: InputShape, classes: int) -> nn.Sequential:
     )
 
 
+def digits_cnn(input_shape: InputShape, classes: int) -> nn.Sequential:
+    """Return a tanh network for images as small as 8×8: a 3×3 convolution with 16 maps, pooling, 32 units."""
+    return _with_head(
+        [nn.Conv2d(input_shape[0], 16, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)],
+        input_shape,
+        [32],
+        classes,
+        nn.Tanh,
+    )
+
+
 def _with_head(
     body: list[nn.Module],
     input_shape: InputShape,
@@ -109,6 +120,7 @@ def _with_head(
 
 NETWORKS: dict[str, Callable[[InputShape, int], nn.Sequential]] = {
     "cifar-cnn": cifar_cnn,
+    "digits-cnn": digits_cnn,
     "mnist-cnn": mnist_cnn,
     "tanh-cnn": tanh_cnn,
 }

@@ -30,6 +30,7 @@ class Bookkeeping:
     copies: int
     scratch: defaultdict[str, Scratch]  # by unit; outlives the pass
     used: list[Call] = field(default_factory=list)
+    _recorder: Recorder | None = None
     _uses: Counter[str] = field(default_factory=Counter)
     _received: int = 0
     _mixed: str | None = None
@@ -43,10 +44,11 @@ class Bookkeeping:
         Raises:
             Unfit: the recorded calls do not hold the whole gradient.
         """
-        with Recorder(self.units, len(rows), self._receive) as recorder:
+        self._recorder = Recorder(self.units, len(rows), self._receive)
+        with self._recorder:
             losses = loss(model(rows))
         if losses.requires_grad:
-            self.used = parameter_uses(losses, recorder.calls, self.trainable)
+            self.used = parameter_uses(losses, self._recorder.calls, self.trainable)
         self._uses = Counter(name for call in self.used for name in call.unit.parameters.values())
         return losses
 
@@ -97,6 +99,14 @@ class Bookkeeping:
             name, gradient = self._found.pop()
             sums[name] = gradient.weighted_sum(factors)
         return sums
+
+    def release(self) -> None:
+        """Let go of the graph and of everything recorded."""
+        if self._recorder is not None:
+            self._recorder.release()
+        self._recorder = None
+        self.used.clear()
+        self._found.clear()
 
     def _sources(self, rows: Tensor) -> list[GradientEdge]:
         """Return where the backward pass ends: at the rows if they have a gradient, and at the first layers."""

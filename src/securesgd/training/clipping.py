@@ -171,6 +171,23 @@ class ClippingEngine:
             rows = rows.detach().requires_grad_()  # so that the first pass sees examples mixed before any layer
         trainable = {id(p): name for name, p in parameters.items()}
         book = Bookkeeping(units, trainable, len(inputs), copies, self._scratch)
+        try:
+            return self._booked(book, parameters, rows, wanted, loss, start, before)
+        finally:
+            book.release()
+
+    def _booked(
+        self,
+        book: Bookkeeping,
+        parameters: Parameters,
+        rows: Tensor,
+        wanted: Tensor,
+        loss: Loss,
+        start: int,
+        before: RandomState,
+    ) -> Sums:
+        """Return the same as `_fast`, with the records in `book`."""
+        copies = book.copies
         values = book.forward(self.model, rows, lambda outputs: _per_row(loss)(outputs, wanted))
         losses = values.detach().view(-1, copies).mean(dim=1)
         _require_finite(losses, "loss", start)

@@ -94,6 +94,7 @@ class Recorder:
         default_factory=list
     )
     _handles: list[Any] = field(default_factory=list)
+    _gradient_handles: list[Any] = field(default_factory=list)
 
     def __enter__(self) -> "Recorder":
         for unit in self.units:
@@ -106,6 +107,14 @@ class Recorder:
     ) -> None:
         for handle in self._handles:
             handle.remove()
+
+    def release(self) -> None:
+        """Forget all calls. Autograd's graph holds the hooks and the calls hold the graph: only this ends that."""
+        for handle in self._gradient_handles:
+            handle.remove()
+        self._gradient_handles.clear()
+        self.calls.clear()
+        self._open.clear()
 
     def _before(self, unit: Unit) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -125,7 +134,7 @@ class Recorder:
             copy = output.detach().clone() if unit.rule is generic_gradients else None
             call = Call(unit, args, versions, nodes, copy, get_gradient_edge(output), first)
             self.calls.append(call)
-            output.register_hook(lambda gradient: self.receive(call, gradient))
+            self._gradient_handles.append(output.register_hook(lambda gradient: self.receive(call, gradient)))
 
         return hook
 

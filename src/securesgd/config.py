@@ -1,0 +1,194 @@
+"""The configuration of a run: frozen, validated, and written to `config.toml` so that it can be run again.
+
+Presets come first, then a file, then flags: each overrides the one before. An unknown key raises with the nearest name.
+"""
+
+__all__ = ["RobustnessSettings", "RunConfig", "run_config"]
+
+import dataclasses
+import tomllib
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_args
+
+from securesgd.errors import InvalidInputError, nearest
+from securesgd.methods import method
+from securesgd.models.noisy import Place
+from securesgd.presets import preset
+from securesgd.privacy.checked import count_checked, epsilon_checked
+from securesgd.theory import NORMS, noise_multiplier
+from securesgd.theory.redistribution import Direction
+from securesgd.training.settings import TrainingSettings
+
+WAYS = ("uniform", "random", "prior", "public", "private", "learned", "as-published")
+STARTS = ("uniform", "prior")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustnessSettings:
+    """Noise in the first layer. Its size: `unit`, or (robust_epsilon, robust_delta, attack_size) as in the paper.
+
+    `unit` is the input radius that one standard deviation of the (whitened) noise is worth; the paper's construction
+    is unit = c(robust_epsilon, robust_delta)·attack_size.
+    """
+
+    norm: str = "linf"
+    place: str = "first-layer"
+    unit: float | None = None
+    robust_epsilon: float = 4.0
+    robust_delta: float = 0.05
+    attack_size: float = 0.1
+    redistribution: str | None = None
+    """None: the method's own way."""
+    start: str = "uniform"
+    """Where `learned` starts from: uniform or prior."""
+    direction: str = "vulnerable"
+    beta: float = 1.0
+    per: str | None = None
+    """unit or channel; None: channel for a convolution, else unit."""
+    r_noise_multiplier: float = 20.0
+    """Noise of the release of a `private` r."""
+    r_step: float = 0.1
+    """When r is computed from gradients: after this share of the steps."""
+
+    def __post_init__(self) -> None:
+        choices = {
+            "norm": NORMS, "place": get_args(Place), "start": STARTS, "direction": get_args(Direction),
+            "redistribution": WAYS, "per": ("unit", "channel"),
+        }  # fmt: skip
+        for name, valid in choices.items():
+            value = getattr(self, name)
+            if value not in valid and not (value is None and name in ("redistribution", "per")):
+                raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
+        for name in ("robust_epsilon", "attack_size", "r_noise_multiplier"):
+            epsilon_checked(name, getattr(self, name))
+        if self.unit is not None:
+            epsilon_checked("unit", self.unit)
+        if not 0 <= self.r_step < 1:
+            raise InvalidInputError(f"r_step is {self.r_step!r}; valid: a share of the steps, 0 <= r_step < 1")
+
+    def radius_per_std(self, mechanism: Any) -> float:
+        """Return the input radius that one standard deviation of noise is worth: 1/Δ of the whitened layer."""
+        if self.unit is not None:
+            return self.unit
+        return float(noise_multiplier(self.robust_epsilon, self.robust_delta, mechanism)) * self.attack_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything needed to run again."""
+
+    dataset: str
+    method: str
+    network: str
+    seed: int = 0
+    """Of the initial weights, the split and a random r. Noise and sampling have a secret of their own."""
+    holdout: int = 0
+    public_dataset: str | None = None
+    """For redistribution = "public": a data set declared public."""
+    robustness: RobustnessSettings = field(default_factory=RobustnessSettings)
+    training: TrainingSettings
+
+    def __post_init__(self) -> None:
+        chosen = method(self.method)
+        count_checked("holdout", self.holdout, at_least=0)
+        count_checked("seed", self.seed, at_least=0)
+        if chosen.private != self.training.private:
+            raise InvalidInputError(f"method {self.method} has training.private = {chosen.private}".lower())
+        if chosen.noisy:
+            self.robustness.radius_per_std(chosen.mechanism)  # classic refuses robust_epsilon > 1 here, not later
+        if self.way == "public" and self.public_dataset is None:
+            raise InvalidInputError("redistribution 'public' needs public_dataset, a data set you declare public")
+        if self.way == "private" and not chosen.private:
+            raise InvalidInputError(f"redistribution 'private' needs a private method, got {self.method}")
+
+    @property
+    def way(self) -> str:
+        """How r is obtained."""
+        return self.robustness.redistribution or method(self.method).redistribution
+
+    def to_toml(self) -> str:
+        """Return the text of `config.toml`. The seed of the noise, if one is fixed, is in it; a secret never is."""
+        values = asdict(self)
+        tables = {name: values.pop(name) for name in ("robustness", "training")}
+        text = "".join(_line(name, value) for name, value in values.items() if value is not None)
+        for name, table in tables.items():
+            text += f"\n[{name}]\n" + "".join(_line(k, v) for k, v in table.items() if v is not None)
+        return text
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
+        """Return the configuration of nested dictionaries."""
+        top, robust = _known(values, cls, "run"), dict(values.get("robustness", {}))
+        top["robustness"] = RobustnessSettings(**_known(robust, RobustnessSettings, "robustness"))
+        top["training"] = TrainingSettings.from_dict(dict(values.get("training", {})))
+        missing = [name for name in ("dataset", "method", "network") if name not in top]
+        if missing:
+            raise InvalidInputError(f"the configuration needs {', '.join(missing)}")
+        return cls(**top)
+
+
+def run_config(
+    dataset: str | None = None, method_name: str | None = None, file: Path | None = None, **changes: Any
+) -> RunConfig:
+    """Return the configuration of a data set and method: preset, then `file`, then `changes` (names dotted or bare)."""
+    given = _read(file) if file else {}
+    changes = {_dotted(name): value for name, value in changes.items() if value is not None}
+    dataset = dataset or given.get("dataset")
+    method_name = method_name or given.get("method")
+    if not dataset or not method_name:
+        raise InvalidInputError(
+            "a data set and a method are needed: --dataset and --method, or a config file with both"
+        )
+    private = method(method_name).private
+    values = preset(dataset, method_name)
+    for source in (given, {"dataset": dataset, "method": method_name}):
+        for name, value in source.items():
+            if isinstance(value, dict):
+                values.setdefault(name, {}).update(value)
+            else:
+                values[name] = value
+    for name, value in changes.items():
+        table, _, key = name.rpartition(".")
+        (values.setdefault(table, {}) if table else values)[key] = value
+    training = values.setdefault("training", {})
+    training["private"] = private
+    asked = "training.epsilon" in changes or "epsilon" in given.get("training", {})
+    if not private or ("noise_multiplier" in training and not asked):
+        training.pop("epsilon", None)  # the preset's target gives way to the noise that was asked for
+    return RunConfig.from_dict(values)
+
+
+def _dotted(name: str) -> str:
+    """Return `name` with its table: a bare name is looked for everywhere."""
+    places = {f.name: "" for f in fields(RunConfig)}
+    places |= {f.name: "robustness." for f in fields(RobustnessSettings)}
+    places |= {f.name: "training." for f in fields(TrainingSettings)}
+    table, _, key = name.rpartition(".")
+    if key not in places or (table and f"{table}." != places[key]):
+        raise InvalidInputError(f"unknown setting {name!r}: {nearest(key, places)}")
+    return places[key] + key
+
+
+def _known(values: dict[str, Any], cls: type, what: str) -> dict[str, Any]:
+    names = [f.name for f in dataclasses.fields(cls)]
+    for name in values:
+        if name not in names:
+            raise InvalidInputError(f"unknown {what} setting {name!r}: {nearest(name, names)}")
+    return dict(values)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInputError(f"cannot read {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{file} is not a TOML file: {error}") from None
+
+
+def _line(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'{name} = "{escaped}"\n'
+    return f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}\n"

@@ -1,0 +1,51 @@
+"""The methods of the paper and its comparisons: a table of choices that one training loop reads.
+
+=================  =======  =====================  ==================================================================
+method             private  noise in first layer   what it is
+=================  =======  =====================  ==================================================================
+sgd                no       no                     plain stochastic gradient descent
+dpsgd              yes      no                     DP-SGD (Abadi et al. 2016)
+secure-sgd         yes      redistributed          Secure-SGD with HGM, here with the exact calibration
+secure-sgd-agm     yes      uniform                the paper's comparison: analytic calibration, no redistribution
+pixeldp            no       uniform, ε_r <= 1      PixelDP (Lécuyer et al. 2019), classic calibration
+hgm-pixeldp        no       redistributed          PixelDP with HGM
+=================  =======  =====================  ==================================================================
+"""
+
+__all__ = ["METHODS", "Method", "method"]
+
+from dataclasses import dataclass
+
+from securesgd.errors import InvalidInputError, nearest
+from securesgd.theory.gaussian import Mechanism
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What distinguishes a method from the others."""
+
+    private: bool
+    """DP-SGD with a ledger, or plain gradients."""
+    noisy: bool
+    """Whether the first layer gets noise, and so whether predictions can be certified."""
+    mechanism: Mechanism = "analytic"
+    """Calibration of the first layer's noise."""
+    redistribution: str = "uniform"
+    """Default way to obtain r."""
+
+
+METHODS = {
+    "sgd": Method(private=False, noisy=False),
+    "dpsgd": Method(private=True, noisy=False),
+    "secure-sgd": Method(private=True, noisy=True, redistribution="learned"),
+    "secure-sgd-agm": Method(private=True, noisy=True),
+    "pixeldp": Method(private=False, noisy=True, mechanism="classic"),
+    "hgm-pixeldp": Method(private=False, noisy=True, redistribution="learned"),
+}
+
+
+def method(name: str) -> Method:
+    """Return a method by name; an unknown one raises with the nearest."""
+    if name not in METHODS:
+        raise InvalidInputError(f"unknown method {name!r}: {nearest(name, METHODS)}")
+    return METHODS[name]

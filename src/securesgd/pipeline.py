@@ -1,0 +1,226 @@
+"""The path on one page: data → network with noisy first layer and its r → DP-SGD with a ledger → a run folder."""
+
+__all__ = ["TrainedRun", "load_run", "train_run"]
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from securesgd.config import RunConfig
+from securesgd.data.load import LoadedData, load
+from securesgd.environment import environment
+from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.methods import method
+from securesgd.models.control import SensitivityControl
+from securesgd.models.networks import network
+from securesgd.models.noisy import NoisyNetwork
+from securesgd.models.predict import accuracy
+from securesgd.privacy import GaussianRelease, PrivacyStatement, UnprotectedRelease
+from securesgd.redistribution import Redistribution, from_gradients, prior, random, uniform
+from securesgd.report.rows import write_json
+from securesgd.training import StepReport, train
+from securesgd.training.checkpoint import load_tensors, write_durably
+from securesgd.training.examples import Examples
+from securesgd.training.interlude import Interlude
+
+_FROM_GRADIENTS = ("public", "private", "as-published")
+_SCORE_BATCH = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedRun:
+    """A run folder in memory."""
+
+    folder: Path
+    config: RunConfig
+    model: nn.Module
+    data: LoadedData
+    statement: PrivacyStatement
+    test_accuracy: float
+
+
+def train_run(
+    config: RunConfig, folder: Path, *, resume: bool = False, on_step: Callable[[StepReport], None] | None = None
+) -> TrainedRun:
+    """Train as configured and leave a complete run folder.
+
+    Guarantee: that of `securesgd.training.train`; everything written to the folder is covered by its ledger, except
+    `metrics.jsonl`, which is about the test set.
+    Raises: InvalidInputError if the folder is in use (and not resumed) or anything does not fit.
+    """
+    config = _claimed(config, folder, resume)
+    data = load(config.dataset, holdout=config.holdout, seed=config.seed)
+    model = build_model(config, data.input_shape, data.classes)
+    noisy = method(config.method).noisy
+    result = train(
+        model,
+        (data.train_inputs, data.train_targets),
+        config.training,
+        folder,
+        resume=True,  # the folder is ours: a new run has a configuration in it and nothing else
+        on_step=on_step,
+        project=_control(config, model) if isinstance(model, NoisyNetwork) else None,
+        interlude=_interlude(config) if noisy and config.way in _FROM_GRADIENTS else None,
+    )
+    if isinstance(model, NoisyNetwork):
+        _final_redistribution(config, model).save(folder / "redistribution.json")
+    score = accuracy(model, data.test_inputs, data.test_targets)
+    record = {"step": result.steps, "epsilon": _number(result.statement.epsilon), "test_accuracy": score}
+    write_durably(
+        folder / "metrics.jsonl", (json.dumps(record | {"test_images": len(data.test_targets)}) + "\n").encode()
+    )
+    write_json(folder / "model.json", _model_record(config, data) | {"statement": result.statement.json()})
+    write_json(folder / "environment.json", environment() | {"threads": torch.get_num_threads()})
+    return TrainedRun(
+        folder=folder, config=config, model=model, data=data, statement=result.statement, test_accuracy=score
+    )
+
+
+def load_run(folder: Path) -> tuple[RunConfig, nn.Module]:
+    """Return configuration and model of a finished run. Raises: DamagedFileError if it is unfinished or broken."""
+    config = _saved_config(folder)
+    if not (folder / "model.safetensors").exists() or not (folder / "model.json").exists():
+        raise DamagedFileError(f"{folder} is not finished; go on with `securesgd train --resume --out {folder}`")
+    record = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    model = build_model(config, tuple(record["input_shape"]), record["classes"])
+    model.load_state_dict(load_tensors(folder / "model.safetensors").tensors)
+    return config, model.eval()
+
+
+def build_model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return the network of a configuration, freshly initialised from its seed, with its noise if it has any."""
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        plain = network(config.network, input_shape, classes)  # type: ignore[arg-type]
+    if not method(config.method).noisy:
+        return plain
+    model = NoisyNetwork(plain, input_shape, place=config.robustness.place)  # type: ignore[arg-type]
+    set_redistribution(
+        config, model, _first_redistribution(config, model.output_shape), learned=config.way == "learned"
+    )
+    return model
+
+
+def set_redistribution(config: RunConfig, model: NoisyNetwork, r: Redistribution, *, learned: bool = False) -> None:
+    """Give the layer noise shared out by r, of the size the configuration asks for at the present weights."""
+    norm, wanted = config.robustness.norm, config.robustness.radius_per_std(method(config.method).mechanism)
+    model.set_noise(r.std(1.0))
+    sigma = model.sensitivity(norm).upper * wanted  # type: ignore[arg-type]
+    model.set_noise(r.std(sigma), learned=learned)
+
+
+def _first_redistribution(config: RunConfig, shape: tuple[int, ...]) -> Redistribution:
+    way = config.robustness.start if config.way == "learned" else config.way
+    if way == "prior":
+        return prior(shape)
+    if way == "random":
+        return random(shape, config.seed)
+    return uniform(shape)
+
+
+def _control(config: RunConfig, model: NoisyNetwork) -> SensitivityControl:
+    wanted = config.robustness.radius_per_std(method(config.method).mechanism)
+    return SensitivityControl(model, config.robustness.norm, 1 / wanted)  # type: ignore[arg-type]
+
+
+def _interlude(config: RunConfig) -> Interlude:
+    """Return the release of r from gradients: on private data for a price, on public data free, or as published."""
+    settings = config.robustness
+    event: GaussianRelease | UnprotectedRelease | None = None
+    if config.way == "private":
+        event = GaussianRelease(noise_multiplier=settings.r_noise_multiplier, label="redistribution vector r")
+    elif config.way == "as-published":
+        event = UnprotectedRelease(
+            label="redistribution vector r", reason="r was computed on the private data without noise, as published"
+        )
+
+    def action(model: nn.Module, examples: Examples, generator: np.random.Generator) -> None:
+        assert isinstance(model, NoisyNetwork)
+        if config.way == "public":
+            public = load(str(config.public_dataset))
+            batches = _batches(public.train_inputs, public.train_targets)
+        else:
+            batches = (examples.batch(np.arange(i, min(i + _SCORE_BATCH, len(examples))))
+                       for i in range(0, len(examples), _SCORE_BATCH))  # fmt: skip
+        r = from_gradients(
+            model,
+            batches,
+            way=config.way,
+            noise_multiplier=settings.r_noise_multiplier if config.way == "private" else 0.0,
+            generator=generator,
+            direction=settings.direction,  # type: ignore[arg-type]
+            beta=settings.beta,
+            per=_per(config, model),  # type: ignore[arg-type]
+        )
+        set_redistribution(config, model, r)
+
+    return Interlude(step=int(settings.r_step * config.training.steps), event=event, action=action)
+
+
+def _per(config: RunConfig, model: NoisyNetwork) -> str:
+    return config.robustness.per or (
+        "channel" if config.robustness.place == "first-layer" and len(model.output_shape) == 3 else "unit"
+    )
+
+
+def _final_redistribution(config: RunConfig, model: NoisyNetwork) -> Redistribution:
+    """Return r as the trained layer has it."""
+    variance = 1 / model.whitening**2
+    details = {
+        "direction": config.robustness.direction,
+        "beta": config.robustness.beta,
+        "start": config.robustness.start,
+    }
+    r = tuple(variance / variance.sum())
+    return Redistribution(way=config.way, shape=model.output_shape, per="unit", r=r, details=details)
+
+
+def _batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    for start in range(0, len(inputs), _SCORE_BATCH):
+        yield inputs[start : start + _SCORE_BATCH], targets[start : start + _SCORE_BATCH]
+
+
+def _claimed(config: RunConfig, folder: Path, resume: bool) -> RunConfig:
+    """Return the configuration to use: of a resumed run its own. Writes `config.toml` into a new folder."""
+    if folder.exists() and not folder.is_dir():
+        raise InvalidInputError(f"{folder} is a file; give the path of a folder")
+    occupied = folder.exists() and any(folder.iterdir())
+    if occupied and not resume:
+        raise InvalidInputError(f"{folder} is not empty; go on with --resume, or choose another folder")
+    if occupied:
+        return _saved_config(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(folder / "config.toml", config.to_toml().encode())
+    return config
+
+
+def _saved_config(folder: Path) -> RunConfig:
+    try:
+        values = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        return RunConfig.from_dict(values)
+    except OSError:
+        raise DamagedFileError(f"{folder} is not a run folder: it has no readable config.toml") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, InvalidInputError) as error:
+        raise DamagedFileError(f"{folder / 'config.toml'} is damaged: {error}") from None
+
+
+def _model_record(config: RunConfig, data: LoadedData) -> dict[str, object]:
+    return {
+        "format": 1,
+        "network": config.network,
+        "method": config.method,
+        "input_shape": list(data.input_shape),
+        "classes": data.classes,
+        "class_names": list(data.class_names),
+        "data": data.source,
+    }
+
+
+def _number(value: float) -> float | str:
+    return value if np.isfinite(value) else "inf"

