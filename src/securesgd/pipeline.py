@@ -1,6 +1,6 @@
 """The path on one page: data → network with noisy first layer and its r → DP-SGD with a ledger → a run folder."""
 
-__all__ = ["TrainedRun", "load_run", "train_run"]
+__all__ = ["TrainedRun", "load_run", "saved_config", "train_run"]
 
 import json
 import tomllib
@@ -31,6 +31,7 @@ from securesgd.training.interlude import Interlude
 
 _FROM_GRADIENTS = ("public", "private", "as-published")
 _SCORE_BATCH = 500
+_WATCHED = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +47,19 @@ class TrainedRun:
 
 
 def train_run(
-    config: RunConfig, folder: Path, *, resume: bool = False, on_step: Callable[[StepReport], None] | None = None
+    config: RunConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    on_step: Callable[[StepReport, float | None], None] | None = None,
 ) -> TrainedRun:
     """Train as configured and leave a complete run folder.
 
     Guarantee: that of `securesgd.training.train`; everything written to the folder is covered by its ledger, except
     `metrics.jsonl`, which is about the test set.
     Raises: InvalidInputError if the folder is in use (and not resumed) or anything does not fit.
+
+    `on_step` gets each step's report and, now and then, the accuracy on the held-out examples if there are any.
     """
     config = _claimed(config, folder, resume)
     data = load(config.dataset, holdout=config.holdout, seed=config.seed)
@@ -64,7 +71,7 @@ def train_run(
         config.training,
         folder,
         resume=True,  # the folder is ours: a new run has a configuration in it and nothing else
-        on_step=on_step,
+        on_step=None if on_step is None else _watched(model, data, on_step),
         project=_control(config, model) if isinstance(model, NoisyNetwork) else None,
         interlude=_interlude(config) if noisy and config.way in _FROM_GRADIENTS else None,
     )
@@ -82,9 +89,24 @@ def train_run(
     )
 
 
+def _watched(
+    model: nn.Module, data: LoadedData, on_step: Callable[[StepReport, float | None], None]
+) -> Callable[[StepReport], None]:
+    """Return a step callback that adds the held-out accuracy, twenty times per run."""
+
+    def watch(report: StepReport) -> None:
+        due = data.holdout_inputs is not None and report.step % max(1, report.steps // 20) == 0
+        score = None
+        if due and data.holdout_inputs is not None and data.holdout_targets is not None:
+            score = accuracy(model, data.holdout_inputs[:_WATCHED], data.holdout_targets[:_WATCHED], draws=3)
+        on_step(report, score)
+
+    return watch
+
+
 def load_run(folder: Path) -> tuple[RunConfig, nn.Module]:
     """Return configuration and model of a finished run. Raises: DamagedFileError if it is unfinished or broken."""
-    config = _saved_config(folder)
+    config = saved_config(folder)
     if not (folder / "model.safetensors").exists() or not (folder / "model.json").exists():
         raise DamagedFileError(f"{folder} is not finished; go on with `securesgd train --resume --out {folder}`")
     record = json.loads((folder / "model.json").read_text(encoding="utf-8"))
@@ -194,13 +216,14 @@ def _claimed(config: RunConfig, folder: Path, resume: bool) -> RunConfig:
     if occupied and not resume:
         raise InvalidInputError(f"{folder} is not empty; go on with --resume, or choose another folder")
     if occupied:
-        return _saved_config(folder)
+        return saved_config(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / "config.toml", config.to_toml().encode())
     return config
 
 
-def _saved_config(folder: Path) -> RunConfig:
+def saved_config(folder: Path) -> RunConfig:
+    """Return the configuration of a run folder. Raises: DamagedFileError if it has none."""
     try:
         values = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
         return RunConfig.from_dict(values)

@@ -27,12 +27,31 @@ def test_noise_is_gaussian_of_the_given_std():
     assert kstest(sample / 2.5, norm.cdf).pvalue > 1e-6
 
 
-def test_steps_keys_and_chunks_are_independent_and_repeatable():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tails_and_independence_of_neighbours(dtype):
+    """Frequencies beyond 3, 4 and 4.5 standard deviations; squares of the two halves Box and Muller make together."""
+    sample = drawn(Randomness.from_seed(1), 0, size=6_000_000, dtype=dtype)
+    for limit in (3.0, 4.0, 4.5):
+        expected = sample.size * 2 * norm.sf(limit)
+        assert abs(np.sum(np.abs(sample) > limit) - expected) < 5 * np.sqrt(expected)
+    first, second = sample[: sample.size // 2], sample[sample.size // 2 :]
+    bound = 5 / np.sqrt(first.size)
+    assert abs(np.corrcoef(first, second)[0, 1]) < bound
+    assert abs(np.corrcoef(first**2, second**2)[0, 1]) < bound
+    assert np.isfinite(sample).all()
+
+
+def test_steps_and_keys_are_independent_and_repeatable():
     randomness = Randomness.from_seed(0)
     first, again = drawn(randomness, 0), drawn(randomness, 0)
     assert np.array_equal(first, again)
     limit = 5 / np.sqrt(first.size)
-    for other in (drawn(randomness, 1), drawn(Randomness.from_seed(1), 0), np.roll(first, 1 << 17), np.roll(first, 1)):
+    for other in (
+        drawn(randomness, 1),
+        drawn(Randomness.from_seed(1), 0),
+        np.roll(first, first.size // 2),
+        np.roll(first, 1),
+    ):
         assert abs(np.mean(first * other)) < limit
 
 

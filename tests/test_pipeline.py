@@ -1,0 +1,133 @@
+"""From configuration to run folder, through Python and the command line, on the embedded digits."""
+
+import json
+import tomllib
+
+import pytest
+
+from securesgd.config import RunConfig, run_config
+from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.methods import METHODS
+from securesgd.models.noisy import NoisyNetwork
+from securesgd.models.predict import accuracy
+from securesgd.pipeline import load_run, train_run
+from securesgd.privacy import GaussianRelease, Ledger, replayed_statement
+from securesgd.redistribution import Redistribution
+
+from .test_cli import run
+
+QUICK = {"steps": 12, "batch_size": 200, "accountant": "rdp", "noise_seed": 1}
+
+
+def quick(method, **changes):
+    return run_config("digits", method, **QUICK | changes)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_leaves_a_complete_run_folder(method, tmp_path):
+    folder = tmp_path / "run"
+    result = train_run(quick(method), folder)
+    expected = {"config.toml", "model.safetensors", "model.json", "ledger.jsonl", "metrics.jsonl", "environment.json"}
+    expected |= {"redistribution.json"} if METHODS[method].noisy else set()
+    assert {file.name for file in folder.iterdir()} == expected
+    assert result.statement.guaranteed == METHODS[method].private
+    assert replayed_statement(folder / "ledger.jsonl").epsilon == result.statement.epsilon
+    config, model = load_run(folder)
+    assert config == result.config
+    assert accuracy(model, result.data.test_inputs, result.data.test_targets) == result.test_accuracy
+    assert isinstance(model, NoisyNetwork) == METHODS[method].noisy
+    if isinstance(model, NoisyNetwork):
+        wanted = config.robustness.radius_per_std(METHODS[method].mechanism)
+        assert model.sensitivity("linf").upper <= 1.05 / wanted
+        r = Redistribution.load(folder / "redistribution.json")
+        assert len(set(r.r)) > 1 or METHODS[method].redistribution == "uniform"
+
+
+def test_private_r_is_in_the_ledger_and_in_the_epsilon(tmp_path):
+    result = train_run(quick("secure-sgd", redistribution="private", epsilon=4.0), tmp_path / "run")
+    with Ledger.open(tmp_path / "run" / "ledger.jsonl") as ledger:
+        (release,) = [event for event in ledger.events if isinstance(event, GaussianRelease)]
+        assert release.label == "redistribution vector r"
+        assert ledger.steps_charged == 12
+    assert replayed_statement(tmp_path / "run" / "ledger.jsonl").epsilon == result.statement.epsilon <= 4.0
+    assert 4.0 - result.statement.epsilon < 4e-3
+
+
+def test_published_r_voids_the_guarantee(tmp_path):
+    statement = train_run(quick("secure-sgd", redistribution="as-published"), tmp_path / "run").statement
+    assert not statement.guaranteed
+    assert "not guaranteed" in statement.in_words
+
+
+@pytest.mark.parametrize("way", ["uniform", "random", "prior", "learned", "private"])
+def test_ways_to_redistribute_have_equal_sensitivity(way, tmp_path):
+    """All ways spend the same: what differs is where the noise goes."""
+    result = train_run(quick("secure-sgd", redistribution=way), tmp_path / "run")
+    wanted = result.config.robustness.radius_per_std("analytic")
+    assert result.model.sensitivity("linf").upper == pytest.approx(1 / wanted, rel=0.02)
+
+
+def test_configuration_round_trip_and_precedence(tmp_path):
+    config = quick("secure-sgd", norm="l2", unit=0.3, direction="inverse")
+    assert RunConfig.from_dict(tomllib.loads(config.to_toml())) == config
+    file = tmp_path / "mine.toml"
+    file.write_text('dataset = "digits"\nmethod = "dpsgd"\n[training]\nsteps = 7\nlearning_rate = 0.25\n')
+    from_file = run_config(file=file, **{"training.learning_rate": 0.75})
+    assert (from_file.training.steps, from_file.training.learning_rate) == (7, 0.75)
+    assert from_file.training.batch_size == 256  # the preset's
+    assert run_config("digits", "dpsgd", noise_multiplier=1.5).training.epsilon is None
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: run_config("digits", "secure-sdg"), "did you mean 'secure-sgd'"),
+        (lambda: run_config("digits"), "a data set and a method are needed"),
+        (lambda: run_config("digits", "dpsgd", learningrate=1), "did you mean 'learning_rate'"),
+        (lambda: quick("secure-sgd", norm="linff"), "did you mean 'linf'"),
+        (lambda: quick("secure-sgd", redistribution="privat"), "did you mean 'private'"),
+        (lambda: quick("secure-sgd", redistribution="public"), "needs public_dataset"),
+        (lambda: quick("hgm-pixeldp", redistribution="private"), "needs a private method"),
+        (lambda: quick("pixeldp", robust_epsilon=4.0), "0 < epsilon <= 1 only"),
+        (lambda: quick("secure-sgd", attack_size=0), "attack_size is 0"),
+        (lambda: quick("sgd", epsilon=3.0), "epsilon"),
+    ],
+)
+def test_bad_configuration_is_one_clear_line(call, message):
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_unfinished_or_foreign_folders_are_not_loaded(tmp_path):
+    with pytest.raises(DamagedFileError, match=r"no readable config.toml"):
+        load_run(tmp_path)
+    (tmp_path / "config.toml").write_text(quick("dpsgd").to_toml())
+    with pytest.raises(DamagedFileError, match="is not finished"):
+        load_run(tmp_path)
+
+
+def test_train_command(tmp_path):
+    folder = str(tmp_path / "run")
+    options = [part for name, value in QUICK.items() for part in ("--set", f"{name}={value}")]
+    first = run("train", "--dataset", "digits", "--method", "secure-sgd", "--epsilon", "6", "--out", folder, *options)
+    assert first.returncode == 0, first.stderr
+    assert "differentially private" in first.stdout
+    assert "297 test images" in first.stdout
+    again = run("train", "--out", folder, "--resume", "--json")
+    assert json.loads(again.stdout)["statement"]["epsilon"] <= 6
+    for arguments, message in (
+        (["--dataset", "digits", "--method", "dpsgd", "--out", folder], "is not empty"),
+        (["--dataset", "mnits", "--method", "dpsgd", "--out", str(tmp_path / "b")], "did you mean 'mnist'"),
+        (
+            ["--dataset", "digits", "--method", "dpsgd", "--out", str(tmp_path / "c"), "--set", "steps"],
+            "takes key=value",
+        ),
+        (["--resume", "--out", str(tmp_path / "none")], "no readable config.toml"),
+        (["--resume", "--out", folder, "--epsilon", "9"], "leave the other options out"),
+        (["--dataset", "digits", "--method", "dpsgd"], "out"),
+    ):
+        result = run("train", *arguments)
+        assert result.returncode == 2, arguments
+        assert result.stderr.count("\n") == 1
+        assert message in result.stderr
