@@ -154,7 +154,7 @@ def run_config(
     training = values.setdefault("training", {})
     training["private"] = private
     asked = "training.epsilon" in changes or "epsilon" in given.get("training", {})
-    if not private or ("noise_multiplier" in training and not asked):
+    if not asked and (not private or "noise_multiplier" in training):
         training.pop("epsilon", None)  # the preset's target gives way to the noise that was asked for
     return RunConfig.from_dict(values)
 
