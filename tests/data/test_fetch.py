@@ -112,6 +112,7 @@ def test_a_flipped_bit_is_refused(web):
         (gzip.compress(tiny_contents()[IDX_NAMES[0]][:-1] + b"x"), "sha256"),
         (gzip.compress(b"0" * 10_000_000), "31,377 bytes instead of"),  # a bomb is not unpacked
     ],
+    ids=["page", "short", "other", "bomb"],
 )
 def test_wrong_content_is_never_used(web, tmp_path, served, reason):
     web.files[f"{IDX_NAMES[0]}.gz"] = served
