@@ -106,3 +106,13 @@ def test_bad_input_is_one_clear_line(call, message):
     with pytest.raises(InvalidInputError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_the_mechanism_keeps_its_own_r_and_small_bounds():
+    r = np.array([0.5, 0.5])
+    mechanism = Mechanism(epsilon=1, delta=1e-5, sensitivity=1, r=r)
+    r[:] = [0.999999, 0.000001]
+    assert mechanism.std == pytest.approx(np.full(2, mechanism.sigma))
+    many = 10_001
+    small = Mechanism.for_components(np.full(many, 1e-170), np.full(many, 1 / many), epsilon=1, delta=1e-5)
+    assert small.sensitivity == pytest.approx(1e-170 * np.sqrt(many), rel=1e-9)

@@ -48,7 +48,7 @@ MUTATIONS = {
     # the noisy layer
     "one noise for the whole batch": ("models/noisy.py", "torch.randn(x.shape, generator", "torch.randn(x.shape[1:], generator", "models/test_noisy.py"),
     "noise without r": ("models/noisy.py", "GaussianNoise(torch.ones_like(values) if learned else values)", "GaussianNoise(torch.full_like(values, float(values.mean())))", "models/test_noisy.py"),
-    "connection around the noise": ("models/noisy.py", "if around is not None:", "if False:", "models/test_noisy.py"),
+    "connection around the noise": ("models/noisy.py", "if around is not None or not all(torch.equal(output.detach(), other) for other in others):", "if False:", "models/test_noisy.py"),
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import json
 import tomllib
 
 import pytest
+import torch
 
 from securesgd.config import RunConfig, run_config
 from securesgd.errors import DamagedFileError, InvalidInputError
@@ -51,6 +52,23 @@ def test_private_r_is_in_the_ledger_and_in_the_epsilon(tmp_path):
         assert ledger.steps_charged == 12
     assert replayed_statement(tmp_path / "run" / "ledger.jsonl").epsilon == result.statement.epsilon <= 4.0
     assert 4.0 - result.statement.epsilon < 4e-3
+
+
+@pytest.mark.parametrize("changes", [{"place": "first-layer"}, {"redistribution": "private", "checkpoint_steps": 1}])
+def test_a_resumed_run_ends_with_the_same_bits(changes, tmp_path):
+    """The control of Δ and the release of r have state and randomness of their own; both must survive a crash."""
+    config = quick("secure-sgd", **{"checkpoint_steps": 2} | changes)
+    whole = train_run(config, tmp_path / "whole")
+
+    def stop(report, _):
+        if report.step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_run(config, tmp_path / "broken", on_step=stop)
+    resumed = train_run(config, tmp_path / "broken", resume=True)
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
 
 
 def test_published_r_voids_the_guarantee(tmp_path):

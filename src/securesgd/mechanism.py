@@ -59,6 +59,7 @@ class HeterogeneousGaussianMechanism:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "r", validated(self.r))
+        self.r.setflags(write=False)  # type: ignore[union-attr]
         object.__setattr__(self, "sensitivity", float(positive("sensitivity", self.sensitivity)))
         _ = self.sigma  # an epsilon or delta outside the theorem fails here, not at the first release
 
@@ -76,7 +77,9 @@ class HeterogeneousGaussianMechanism:
         vector, moves = validated(r), nonnegative("bounds", bounds)
         if moves.shape != vector.shape:
             raise InvalidInputError(f"bounds must have one entry per component {vector.shape}, got {moves.shape}")
-        whitened = float(np.linalg.norm(moves / np.sqrt(vector.size * vector))) * (1 + 1e-12)
+        relative = moves / np.sqrt(vector.size * vector)
+        largest = max(float(relative.max()), np.finfo(np.float64).tiny)  # so that squares do not underflow
+        whitened = float(np.linalg.norm(relative / largest)) * largest * (1 + 1e-12)
         words = "any two data sets whose answers differ by at most the given bound in each component"
         return cls(
             epsilon=epsilon,
@@ -154,7 +157,7 @@ class HeterogeneousGaussianMechanism:
             epsilon=float(self.epsilon),
             delta=float(self.delta),
             statement=(
-                f"({self.epsilon:g}, {self.delta:g})-differentially private for {self.neighbours}; "
+                f"({self.epsilon!r}, {self.delta!r})-differentially private for {self.neighbours}; "
                 f"{self.mechanism} Gaussian mechanism with sigma = {self.sigma:.6g} and heterogeneous variance "
                 "sigma² K r. One release; several compose."
             ),

@@ -123,9 +123,35 @@ class Normalised(nn.Module):
         return self.first((x - 0.5) / 0.3)
 
 
+class Threshold(Around):
+    def forward(self, x):
+        return self.last(self.first(x)) + (x[:, :1] > 0.5).float()
+
+
+class Detached(Around):
+    def forward(self, x):
+        return self.last(self.first(x) + x.detach())
+
+
+class Twice(Around):
+    def forward(self, x):
+        return self.last(self.first(x) - self.first(-50 * x))
+
+
+def hooked():
+    network = nn.Sequential(nn.Linear(4, 2))
+    network[0].register_forward_hook(lambda module, inputs, output: 10 * output)
+    return network
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
+        (lambda: NoisyNetwork(Threshold(), (4,)), "uses its input besides the first layer"),
+        (lambda: NoisyNetwork(Detached(), (4,)), "uses its input besides the first layer"),
+        (lambda: NoisyNetwork(Twice(), (4,)), "called 2 times"),
+        (lambda: NoisyNetwork(hooked(), (4,)), "forward hooks"),
+        (lambda: NoisyNetwork(nn.utils.weight_norm(nn.Linear(4, 2)), (4,)), "forward hooks"),
         (lambda: NoisyNetwork(Around(), (4,)), "uses its input besides the first layer"),
         (lambda: NoisyNetwork(Normalised(), (4,)), "does not get the whole input as it is"),
         (lambda: NoisyNetwork(nn.Sequential(nn.Tanh(), nn.Linear(4, 2)), (4,)), "first layer is Tanh"),
@@ -148,3 +174,11 @@ def test_flatten_before_linear_is_fine_and_the_papers_network_too():
     assert model.units == 7
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 2)
     assert NoisyNetwork(network("mnist-cnn", (1, 28, 28), 10), (1, 28, 28)).units == 28 * 28 * 32
+
+
+def test_sensitivity_is_not_below_the_truth_by_single_precision():
+    for std in np.random.default_rng(0).uniform(0.5, 1, 50):
+        model = NoisyNetwork(nn.Linear(1, 1), (1,))
+        model.set_noise(np.array([std]))
+        exact = abs(float(model.noisy.layer.weight.detach().double())) / float(model.noisy.noise.std.double())
+        assert model.sensitivity("l2").upper >= exact

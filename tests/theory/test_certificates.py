@@ -133,3 +133,13 @@ def test_bad_input_is_one_clear_line(call, message):
     with pytest.raises(InvalidInputError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_tiny_margins_are_not_rounded_up():
+    """p − e^{2ε} q cancels when p and q almost agree; what is lost must not turn up as radius."""
+    for p, q in ((0.44557087505470716, 0.4455708750547071), (0.5 + 1e-12, 0.5), (0.3 + 1e-8, 0.3), (0.9, 0.9 - 1e-15)):
+        truth = (p - q) / (2 * norm.pdf(norm.ppf(q)))  # the tight radius to first order
+        for rule in RULES:
+            assert whitened_radius(p, q, rule) <= truth * (1 + 1e-6)
+    p, q, delta = 0.4340374467123459, 0.29484738600302646, 0.06959503012165018
+    assert whitened_radius(p, q, "extended", delta) <= 3.2002386e-10

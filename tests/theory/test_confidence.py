@@ -130,3 +130,10 @@ def test_bad_input_is_one_clear_line(call, message):
     with pytest.raises(InvalidInputError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_bounds_near_one_and_for_many_draws_are_rounded_outwards():
+    upper = clopper_pearson_upper(24_661, 24_662, 1.56e-12)
+    assert upper**24_662 >= 1 - 1.56e-12  # P(fewer than all) at the bound; rounded inwards it would be 1 − 2.7e-12
+    lower, _ = anytime_bounds(0.5e9, 1e9, 0.05)
+    assert anytime_log_evidence(0.5e9, 1e9, lower) >= -np.log(0.05) + 1e-5

@@ -196,3 +196,8 @@ def test_bad_input_is_one_clear_line(call, message):
     with pytest.raises(InvalidInputError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_delta_that_underflows_is_not_zero(mechanism):
+    assert delta_from(100, 1, mechanism) > 0

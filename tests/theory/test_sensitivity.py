@@ -9,6 +9,7 @@ import torch
 
 from securesgd.errors import InvalidInputError
 from securesgd.theory import NORMS, Convolution, expand_channels, published_sensitivity, sensitivity, uniform
+from securesgd.theory.linear_maps import as_linear_map
 from securesgd.theory.sensitivity import _l2, _linf
 from securesgd.theory.spectral import dominating_shift, symbol_norm
 
@@ -203,3 +204,28 @@ def test_per_channel_r_through_expansion():
     positions = c.output_size // 3
     per_unit = expand_channels(uniform(3), positions)
     assert sensitivity(c, "l2", per_unit).upper == pytest.approx(sensitivity(c, "l2").upper, rel=1e-6)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_very_small_and_very_large_weights_keep_their_proof(norm):
+    """Squares of entries beyond 1e±154 under- or overflow; the bound must scale as if they did not."""
+    matrix = np.random.default_rng(0).standard_normal((5, 4))
+    base = sensitivity(matrix, norm).upper
+    for exponent in (-900, -560, -80, 80, 500, 1000):
+        assert sensitivity(np.ldexp(matrix, exponent), norm).upper == pytest.approx(float(np.ldexp(base, exponent)))
+    tiny = sensitivity(np.ldexp(matrix, -1065), norm)
+    assert tiny.upper > 0
+    r = np.array([0.5, 0.5 - 1e-300, 1e-300])
+    assert sensitivity(np.array([[0.0], [0.0], [1e-163]]), norm, r).upper == pytest.approx(1e-13 / np.sqrt(3), rel=1e-6)
+
+
+def test_paper_bound_does_not_rely_on_an_exact_sum():
+    r = np.array([0.5, 0.3, 0.2]) * (1 + 9e-7)
+    bounds = _linf(as_linear_map(3 * r[:, None]), 1 / np.sqrt(3 * r), 4096)[0]
+    assert bounds["paper"] >= np.sqrt(np.sum((3 * r) ** 2 / (3 * r)))
+
+
+def test_a_kernel_that_reads_padding_only_is_the_zero_map():
+    c = Convolution(np.ones((1, 1, 1, 1)), (1, 1, 1), padding=5, stride=11)
+    assert c.sparse().nnz == 0
+    assert sensitivity(c, "linf").upper == 0

@@ -345,3 +345,61 @@ def test_training_without_privacy_says_so_and_is_plain_sgd(tmp_path):
         train(broken, small_data(), settings, tmp_path / "b", on_step=stop_at(7))
     train(broken, small_data(), settings, tmp_path / "b", resume=True)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), broken.parameters(), strict=True))
+
+
+def other_loss(outputs, targets):
+    return 2 * per_example_cross_entropy(outputs, targets)
+
+
+class Pairs(Dataset):
+    def __init__(self, seed):
+        self.inputs, self.targets = small_data(seed=seed)
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, i):
+        return self.inputs[i], int(self.targets[i])
+
+
+def test_resume_refuses_another_loss_other_items_or_other_frozen_parameters(tmp_path):
+    folder, settings = tmp_path / "run", small_settings()
+    with pytest.raises(InterruptedRunError):
+        train(small_model(), Pairs(0), settings, folder, on_step=stop_at(6))
+    with pytest.raises(InvalidInputError, match="loss"):
+        train(small_model(), Pairs(0), settings, folder, resume=True, loss=other_loss)
+    with pytest.raises(InvalidInputError, match="training data are not those"):
+        train(small_model(), Pairs(1), settings, folder, resume=True)
+    frozen, other = small_model(), small_model()
+    frozen[0].requires_grad_(False)
+    other[1] = nn.ReLU()
+    for model in (frozen, other):
+        with pytest.raises(InvalidInputError, match="model"):
+            train(model, Pairs(0), settings, folder, resume=True)
+    train(small_model(), Pairs(0), settings, folder, resume=True)
+
+
+def test_a_finished_run_with_a_shortened_ledger_is_refused(tmp_path):
+    """Lines cut off the end leave a valid file that says a smaller epsilon; the model remembers the last line."""
+    train(small_model(), small_data(), small_settings(), tmp_path / "run")
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    for kept in (1, len(lines) - 1):
+        ledger.write_bytes(b"".join(lines[:kept]))
+        with pytest.raises(DamagedFileError, match="cut off"):
+            train(small_model(), small_data(), small_settings(), tmp_path / "run", resume=True)
+
+
+def test_an_interlude_that_draws_from_torch_repeats_too(tmp_path, weights):
+    def action(model, examples, generator):
+        with torch.no_grad():
+            model[0].bias.add_(torch.randn(8))
+
+    interlude = Interlude(step=8, event=None, action=action)
+    whole, broken, settings = small_model(), small_model(), small_settings(checkpoint_steps=8)
+    train(whole, small_data(), settings, tmp_path / "a", interlude=interlude)
+    with pytest.raises(InterruptedRunError):
+        train(broken, small_data(), settings, tmp_path / "b", interlude=interlude, on_step=stop_at(10))
+    torch.manual_seed(1234)
+    train(broken, small_data(), settings, tmp_path / "b", interlude=interlude, resume=True)
+    assert torch.equal(weights(whole), weights(broken))

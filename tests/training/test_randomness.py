@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import chi2, kstest, norm
 
-from securesgd.training.randomness import Randomness
+from securesgd.training.randomness import Randomness, _state_is_mersenne_twister
 
 
 def drawn(randomness, step, size=300_000, std=1.0, dtype=torch.float32):
@@ -86,3 +86,20 @@ def test_secret_keys_differ_and_do_not_show():
     assert str(first.key) not in repr(first)
     assert first.stream("a") != second.stream("a")
     assert first.stream("a") != first.stream("b")
+
+
+def test_model_noise_has_the_whole_key_behind_it():
+    """torch.manual_seed keeps 32 bits; the state is set from the key instead, and differs from every seeded one."""
+    first, second = Randomness.from_seed(0), Randomness.from_seed(1)
+    assert _state_is_mersenne_twister()
+    with torch.random.fork_rng():
+        draws = []
+        for randomness, position in ((first, 0), (first, 0), (first, 1), (second, 0)):
+            randomness.seed_model(position)
+            draws.append(torch.randn(50_000))
+        torch.manual_seed(int(first.generator("model", 0).integers(2**63)))
+        seeded = torch.randn(50_000)
+    assert torch.equal(draws[0], draws[1])
+    for other in (draws[2], draws[3], seeded):
+        assert abs(float((draws[0] * other).mean())) < 5 / np.sqrt(50_000)
+    assert kstest(draws[0].numpy(), norm.cdf).pvalue > 1e-6

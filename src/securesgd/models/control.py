@@ -24,14 +24,12 @@ _SMALLEST_SCALE = 1e-3  # of the mean: keeps every r_k > 0 and finite
 class SensitivityControl:
     """Call it after each step: fixed noise shrinks W₁ to Δ <= target; a learned scale is set to Δ = target."""
 
-    def __init__(self, model: NoisyNetwork, norm: Norm, target: float, *, rank: int = 8) -> None:
+    def __init__(self, model: NoisyNetwork, norm: Norm, target: float) -> None:
         if norm not in NORMS:
             raise InvalidInputError(f"unknown norm {norm!r}: {nearest(str(norm), NORMS)}")
         if not (math.isfinite(target) and target > 0):
             raise InvalidInputError(f"the wanted sensitivity must be finite and > 0, got {target!r}")
         self.model, self.norm, self.target = model, norm, float(target)
-        generator = torch.Generator().manual_seed(0)
-        self._iterate = torch.randn(1 if norm == "l2" else rank, *model.input_shape, generator=generator)
         for _ in range(100):
             self.estimate()
 
@@ -58,10 +56,10 @@ class SensitivityControl:
             return math.sqrt(float(square.sum() if self.norm == "linf" else square.max()))
         if self.norm == "l1":
             return math.sqrt(float(_transposed(noisy.layer, square[None], self.model.input_shape, power=2).max()))
-        self._iterate = self._iterate.to(square)
-        product = _transposed(noisy.layer, square * _applied(noisy.layer, self._iterate), self.model.input_shape)
+        iterate = self.model.sensitivity_iterate if self.norm == "linf" else self.model.sensitivity_iterate[:1]
+        product = _transposed(noisy.layer, square * _applied(noisy.layer, iterate), self.model.input_shape)
         length = product.norm() if self.norm == "l2" else product.norm(dim=0)
-        self._iterate = product / length.clamp_min(torch.finfo(product.dtype).tiny)
+        iterate.copy_(product / length.clamp_min(torch.finfo(product.dtype).tiny))
         return math.sqrt(float(length.sum()))
 
 

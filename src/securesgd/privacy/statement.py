@@ -48,7 +48,7 @@ class PrivacyStatement:
                 f"{self.delta:g} ({method})."
             )
         words = (
-            f"({_rounded_up(self.epsilon)}, {self.delta:g})-differentially private for adding or removing "
+            f"({_rounded_up(self.epsilon)}, {self.delta!r})-differentially private for adding or removing "
             f"one training example ({method})."
         )
         return " ".join([words, *(f"Caution: {caution}." for caution in self.cautions)])

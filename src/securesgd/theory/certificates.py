@@ -42,6 +42,7 @@ Rule = Literal["classic", "extended", "analytic", "tight"]
 RULES: tuple[str, ...] = get_args(Rule)
 
 _DOWN = 1 - 1e-12
+_ULP = float(np.finfo(np.float64).eps)
 _CLOSEST = 2.0**-52
 _LARGEST_EPSILON = 350.0  # e^{2ε} stays finite
 # (ε, δ) to 1/c, elementwise
@@ -134,7 +135,8 @@ def _searched(p: Array, q: Array, inverse: InverseMultiplier, limit: float) -> A
     best = np.zeros_like(largest)
     for points in (33, 17, 17, 17):
         eps = low[:, None] + (high - low)[:, None] * np.arange(1, points + 1) / points
-        dlt = (p[:, None] - np.exp(2 * eps) * q[:, None]) / (1 + np.exp(eps)) * _DOWN
+        taken = np.exp(2 * eps) * q[:, None]
+        dlt = (p[:, None] - taken - 16 * _ULP * (p[:, None] + taken)) / (1 + np.exp(eps)) * _DOWN
         usable = (dlt > 1e-300) & (eps > 0)
         values = np.zeros_like(eps)
         values[usable] = inverse(eps[usable], dlt[usable])
@@ -150,7 +152,7 @@ def _at_delta(p: Array, q: Array, inverse: InverseMultiplier, limit: float, delt
     room = np.maximum(p - delta, 0)
     root = 2 * room / (delta + np.sqrt(delta**2 + 4 * q * room))
     with np.errstate(divide="ignore"):
-        eps = np.minimum(np.log(root) * _DOWN, limit)
+        eps = np.minimum(np.log(root) * _DOWN - 16 * _ULP, limit)
     radius = np.zeros_like(eps)
     usable = eps > 1e-12
     radius[usable] = inverse(eps[usable], np.full(usable.sum(), delta))

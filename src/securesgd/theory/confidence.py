@@ -70,7 +70,7 @@ def clopper_pearson_upper(successes: ArrayLike, draws: ArrayLike, failure_prob: 
     k, n, alpha = _counts(successes, draws, failure_prob)
     # 1 − lower bound of the failures; the complement is formed last so that tiny q keep their digits.
     fewer = np.where(k < n, betaincinv(np.maximum(n - k, 1), k + 1, alpha), 0.0)
-    return like_input(np.clip(1 - fewer * (1 - _ROUNDING), 0, 1))
+    return like_input(np.clip(np.nextafter(1 - fewer * (1 - _ROUNDING), 2), 0, 1))
 
 
 def anytime_log_evidence(total: ArrayLike, draws: ArrayLike, mean: ArrayLike) -> Array:
@@ -100,7 +100,7 @@ def anytime_bounds(total: ArrayLike, draws: ArrayLike, failure_prob: float) -> t
     alpha = float(open_probability("failure_prob", failure_prob))
     s, n = _total(total, draws)
     centre = np.divide(s, n, out=np.full(np.shape(s), 0.5), where=n > 0)
-    threshold = -np.log(alpha) + 1e-9  # betaln of large counts is good to about 1e-10
+    threshold = -np.log(alpha) + 1e-9 + 2e-14 * n  # rounding of betaln, which grows with the counts
     bounds = []
     for end in (0.0, 1.0):
         outside, inside = np.full(np.shape(s), end), centre

@@ -38,6 +38,7 @@ Mechanism = Literal["classic", "extended", "analytic"]
 MECHANISMS: tuple[str, ...] = get_args(Mechanism)
 
 _ULP = float(np.finfo(np.float64).eps)
+_TINY = float(np.nextafter(0, 1))  # a delta that underflows is small, not zero: that would claim pure DP
 # Relative error of log δ(a) below: a handful of roundings, plus 1 − xR(x) >= 1/x² with x <= 40 loses three digits.
 _LOG_DELTA_ERROR = 4e-12
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
@@ -105,17 +106,17 @@ def delta_from(noise_multiplier: ArrayLike, epsilon: ArrayLike, mechanism: Mecha
         _require_classic_epsilon(eps)
         dlt = 1.25 * np.exp(-((c * eps) ** 2) / 2 * (1 - 4 * _ULP))
         _require(dlt < 1, c, "classic proves no delta < 1 below noise_multiplier = 0.668 / epsilon")
-        return like_input(_up(dlt))
+        return like_input(_up(dlt) + _TINY)
     with np.errstate(over="ignore"):
         h = 1 / c
         # δ grows with a, so an argument rounded up gives a delta on the safe side.
         a = h / 2 - eps * c + 4 * _ULP * (h / 2 + eps * c)
     if mechanism == "extended":
         _require(a <= -1, c, "extended proves nothing below noise_multiplier = (1 + √(1 + 2ε)) / (2ε)")
-        return like_input(_up(np.sqrt(2 / np.pi) * np.exp(-(a**2) / 2)))
+        return like_input(_up(np.sqrt(2 / np.pi) * np.exp(-(a**2) / 2)) + _TINY)
     b = np.hypot(a, np.sqrt(2 * eps))
     log_delta = _log_delta(a, b, np.where(a < 0, 2 * eps / (b - np.minimum(a, 0) + 1e-300), a + b))
-    return like_input(np.minimum(np.exp(log_delta) * (1 + _LOG_DELTA_ERROR), 1.0))
+    return like_input(np.minimum(np.exp(log_delta) * (1 + _LOG_DELTA_ERROR) + _TINY, 1.0))
 
 
 def _analytic_argument(eps: Array, dlt: Array) -> Array:

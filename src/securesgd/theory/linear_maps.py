@@ -8,7 +8,7 @@ Bias is left out (it does not change sensitivities). Both kinds answer the same 
 __all__ = ["Convolution", "LinearMap", "Matrix", "as_linear_map"]
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -34,6 +34,13 @@ class LinearMap(Protocol):
     @property
     def nonzeros(self) -> int:
         """Upper bound on the number of non-zero entries of the matrix."""
+
+    @property
+    def exponent(self) -> int:
+        """Binary exponent of the largest entry: max |W| is in [2^(e−1), 2^e); 0 for the zero map."""
+
+    def scaled(self, exponent: int) -> "LinearMap":
+        """Return 2^exponent · W, exactly."""
 
     def apply(self, x: Array) -> Array:
         """Return W x for the columns of x, shape (d, m)."""
@@ -68,6 +75,15 @@ class Matrix:
     @property
     def nonzeros(self) -> int:
         return int(self.values.nnz)
+
+    @property
+    def exponent(self) -> int:
+        return _exponent(self.values.data)
+
+    def scaled(self, exponent: int) -> "Matrix":
+        values = self.values.copy()
+        values.data = np.ldexp(values.data, exponent)
+        return Matrix(values)
 
     def apply(self, x: Array) -> Array:
         return np.asarray(self.values @ x)
@@ -151,6 +167,13 @@ class Convolution:
     def nonzeros(self) -> int:
         return int(self.kernel.size * np.prod(self.output_shape[1:]))
 
+    @property
+    def exponent(self) -> int:
+        return _exponent(self.kernel)
+
+    def scaled(self, exponent: int) -> "Convolution":
+        return replace(self, kernel=np.ldexp(self.kernel, exponent))
+
     def taps(self) -> Iterator[tuple[int, int, tuple[slice, slice], tuple[slice, slice]]]:
         """Yield (i, j, output window, input window): where kernel tap (i, j) reads inside the image."""
         for i in range(self.kernel.shape[2]):
@@ -225,8 +248,14 @@ class Convolution:
                 columns.append(c.ravel())
                 tap = self._grouped_kernel(i, j)[g][:, :, None, None]
                 values.append(np.broadcast_to(tap, o.shape).ravel())
+        if not rows:  # every tap reads padding only
+            return sp.csr_array((self.output_size, self.input_size))
         entries = (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns)))
         return sp.csr_array(entries, shape=(self.output_size, self.input_size))
+
+
+def _exponent(entries: Array) -> int:
+    return int(np.frexp(np.max(np.abs(entries), initial=0.0))[1])
 
 
 def as_linear_map(query: "LinearMap | ArrayLike | sp.sparray") -> LinearMap:

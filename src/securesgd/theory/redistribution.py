@@ -20,7 +20,7 @@ _SUM_TOLERANCE = 1e-6
 
 def validated(r: ArrayLike, size: int | None = None) -> Array:
     """Return r as a float64 vector, or raise InvalidInputError: all r_k > 0, Σ r_k = 1 (to 1e-6), right length."""
-    vector = finite("r", r)
+    vector = finite("r", r).copy()
     if vector.ndim != 1 or vector.size == 0:
         raise InvalidInputError(f"r must be a non-empty vector, got shape {vector.shape}")
     if size is not None and vector.size != size:

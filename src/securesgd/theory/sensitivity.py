@@ -75,19 +75,35 @@ def sensitivity(
     layer = as_linear_map(query)
     vector = uniform(layer.output_size) if r is None else validated(r, layer.output_size)
     whitening = 1 / np.sqrt(layer.output_size * vector)
-    bounds, direction = {"l1": _l1, "l2": _l2, "linf": _linf}[norm](layer, whitening, gram_limit)
+    # Entries near 1, so that no square under- or overflows; powers of two, so that nothing is rounded.
+    exponents = layer.exponent, int(np.frexp(whitening.max())[1])
+    layer, whitening = layer.scaled(-exponents[0]), np.ldexp(whitening, -exponents[1])
+    with np.errstate(all="ignore"):  # a bound that overflows proves nothing, and loses
+        bounds, direction = {"l1": _l1, "l2": _l2, "linf": _linf}[norm](layer, whitening, gram_limit)
+    bounds = {name: bound if bound == bound else np.inf for name, bound in bounds.items()}
     method = min(bounds, key=lambda name: bounds[name])
     size = {"l1": 1, "l2": 2, "linf": np.inf}[norm]
     direction = direction / np.linalg.norm(direction, size)
     lower = float(np.linalg.norm(whitening * layer.apply(direction[:, None])[:, 0])) / _UP
     return Sensitivity(
         norm=norm,
-        upper=max(bounds[method], lower),
-        lower=lower,
+        upper=_rescaled(max(bounds[method], lower), sum(exponents), up=True),
+        lower=_rescaled(lower, sum(exponents), up=False),
         method=method,
         seconds=time.perf_counter() - started,
         direction=direction,
     )
+
+
+def _rescaled(value: float, exponent: int, *, up: bool) -> float:
+    """Return value · 2^exponent, rounded up or down where it leaves the range of normal numbers."""
+    with np.errstate(over="ignore", under="ignore"):
+        result = float(np.ldexp(value, exponent))
+    if value == 0 or (np.isfinite(result) and result >= np.finfo(np.float64).tiny):
+        return result
+    if up:
+        return float(np.nextafter(result, np.inf))
+    return float(np.nextafter(result, 0.0)) if np.isfinite(result) else float(np.finfo(np.float64).max)
 
 
 def published_sensitivity(query: "LinearMap | ArrayLike | sp.sparray", r: ArrayLike | None = None) -> float:
@@ -142,7 +158,7 @@ def _linf(layer: LinearMap, whitening: Array, gram_limit: int) -> tuple[dict[str
     rows = layer.row_sums()
     bounds = {
         "rows": float(np.sqrt(np.sum((whitening * rows) ** 2)) * _UP),
-        "paper": float(np.sqrt(layer.output_size) * np.max(whitening**2 * rows) * _UP),
+        "paper": float(np.sqrt(np.sum(whitening**-2.0)) * np.max(whitening**2 * rows) * _UP),
     }
     if rows.max() == 0:
         return bounds, np.ones(layer.input_size)

@@ -29,6 +29,8 @@ def dominating_shift(diagonal: Array, gram: sp.csr_array, gram_error: float) -> 
     """
     n = diagonal.size
     scale = float(np.mean(diagonal))
+    if not (np.isfinite(scale) and scale > 0):
+        return float("inf")
     dense = -gram.toarray()
     for exponent in itertools.count():
         shift = scale * 1e-8 * 4.0**exponent

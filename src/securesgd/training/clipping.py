@@ -25,6 +25,7 @@ from securesgd.training.recording import units_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Parameters = dict[str, nn.Parameter]
+SMALLEST_NORM = 1e-10
 Sums = tuple[dict[str, Tensor], Tensor, Tensor]
 
 
@@ -66,8 +67,9 @@ class ClippingEngine:
     """
 
     def __init__(self, model: nn.Module, max_grad_norm: float) -> None:
-        if not (math.isfinite(max_grad_norm) and max_grad_norm > 0):
-            raise InvalidInputError(f"max_grad_norm is {max_grad_norm}: it must be positive and finite")
+        if not (math.isfinite(max_grad_norm) and max_grad_norm >= SMALLEST_NORM):
+            # Squares of gradients that small vanish in single precision, and what is not measured is not clipped.
+            raise InvalidInputError(f"max_grad_norm is {max_grad_norm}: it must be finite and >= {SMALLEST_NORM:g}")
         check_model(model)
         self.model = model
         self.max_grad_norm = float(max_grad_norm)

@@ -13,6 +13,8 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from securesgd.errors import InvalidInputError
 
+_DIGEST_BATCH = 1000
+
 
 class Examples(Protocol):
     """A fixed collection of (input, target) pairs."""
@@ -79,10 +81,15 @@ def examples_of(data: "Dataset[Any] | tuple[Tensor, Tensor]") -> Examples:
 
 
 def data_digest(examples: Examples) -> str:
-    """Return a digest of the data, for the *secret* file only: it would let a reader test guesses of the data."""
+    """Return a digest of the data, for the *secret* file only: it would let a reader test guesses of the data.
+
+    Reads every example once. Random augmentations are read under a fixed seed of torch's generator.
+    """
     digest = hashlib.sha256(str(len(examples)).encode())
-    if isinstance(examples, TensorExamples):
-        for tensor in (examples.inputs, examples.targets):
-            digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for start in range(0, len(examples), _DIGEST_BATCH):
+            for tensor in examples.batch(np.arange(start, min(start + _DIGEST_BATCH, len(examples)))):
+                digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 from securesgd.errors import InvalidInputError
-from securesgd.privacy import PrivacyStatement, replayed_statement
+from securesgd.privacy import Ledger, PrivacyStatement
 from securesgd.training.checkpoint import Checkpoint, load_tensors
 from securesgd.training.clipping import ClippingEngine, Loss
 from securesgd.training.examples import Examples, data_digest, examples_of
@@ -24,6 +24,7 @@ from securesgd.training.interlude import Interlude
 from securesgd.training.paid_run import PaidRun, finished_statement
 from securesgd.training.plain import plain_sum
 from securesgd.training.processes import Processes
+from securesgd.training.question import Question
 from securesgd.training.randomness import Randomness
 from securesgd.training.run_folder import RunFolder
 from securesgd.training.settings import TrainingSettings
@@ -78,7 +79,9 @@ def train(
     (epsilon, delta) of `folder/ledger.jsonl`, for adding or removing one example of `data`. With the same `noise_seed`
     and number of threads, a run that was interrupted and resumed ends with the same bits as one that was not.
     Assumes: `loss` gives one loss per example and looks at no other; the initial weights do not depend on `data`; the
-    number of examples is public (it sets the sampling rate); what `on_step` shows is not published.
+    number of examples is public (it sets the sampling rate); what `on_step` shows is not published. A run is resumed
+    with the same code of model, loss and `project` (their names and shapes are checked, not what they compute), on as
+    many threads.
     Raises: PrivacyError if the steps do not fit the target; InvalidInputError for bad settings, data or a folder in
     use; DamagedFileError for a broken run folder. Nothing existing is overwritten.
 
@@ -101,7 +104,8 @@ def train(
     def open_run() -> tuple[Randomness, Checkpoint]:
         nonlocal run
         opened = PaidRun.resume if resuming else PaidRun.start
-        run = opened(files, settings, state.tensors(), len(examples), data_digest(examples), interlude)
+        question = Question(settings, model, loss, len(examples), processes.count, interlude)
+        run = opened(files, question, state.tensors(), data_digest(examples))
         return run.randomness, run.begin
 
     randomness, begin = processes.on_first(open_run)
@@ -117,7 +121,7 @@ def train(
                 epsilon = processes.on_first(lambda: run.pay(state.step))  # type: ignore[union-attr]
             if interlude is not None and state.step == interlude.step:
                 processes.on_first(lambda: run.pay_interlude())  # type: ignore[union-attr]
-                interlude.action(model, examples, randomness.generator("interlude", state.step))
+                _run_interlude(interlude, model, examples, randomness, processes)
             gradients, batch_size, mean_loss = step.gradient(state.step)
             state.descend(gradients)
             if project is not None:
@@ -185,6 +189,16 @@ class _Step:
         return sums.gradients, len(sample), mean_loss
 
 
+def _run_interlude(
+    interlude: Interlude, model: nn.Module, examples: Examples, randomness: Randomness, processes: Processes
+) -> None:
+    """Run the action with all its randomness, torch's too, from the run's key: the same at every try and every rank."""
+    generator = randomness.generator("interlude", interlude.step)
+    torch.manual_seed(int(generator.integers(2**63)))
+    processes.together(lambda: interlude.action(model, examples, generator))
+    processes.copy_from_first(model.state_dict().values())
+
+
 def _weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
@@ -194,7 +208,10 @@ def _loaded(state: TrainingState, processes: Processes, files: RunFolder, starte
 
     def load() -> tuple[Checkpoint, PrivacyStatement]:
         files.tidy()
-        return load_tensors(files.model), replayed_statement(files.ledger)
+        weights = load_tensors(files.model)
+        with Ledger.open(files.ledger) as ledger:
+            ledger.require_head(*weights.record["ledger"])  # lines cut off the end would make the model look cheaper
+            return weights, ledger.statement()
 
     weights, statement = processes.on_first(load)
     steps = int(weights.record["steps"])

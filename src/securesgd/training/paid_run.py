@@ -3,7 +3,6 @@
 __all__ = ["PaidRun"]
 
 import dataclasses
-import hashlib
 
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from securesgd.privacy import (
 )
 from securesgd.training.checkpoint import Checkpoint
 from securesgd.training.interlude import Interlude
+from securesgd.training.question import Question
 from securesgd.training.randomness import Randomness
 from securesgd.training.run_folder import RunFolder
 from securesgd.training.settings import TrainingSettings
@@ -50,16 +50,9 @@ class PaidRun:
         self.stream = randomness.stream(begin.record["question"])
 
     @classmethod
-    def start(
-        cls,
-        files: RunFolder,
-        settings: TrainingSettings,
-        tensors: dict[str, Tensor],
-        examples: int,
-        data_digest: str,
-        interlude: Interlude | None = None,
-    ) -> "PaidRun":
+    def start(cls, files: RunFolder, question: Question, tensors: dict[str, Tensor], data_digest: str) -> "PaidRun":
         """Return a new run: calibrated noise, secret key and step-0 checkpoint on disk, an empty ledger."""
+        settings, interlude, examples = question.settings, question.interlude, question.examples
         rate = settings.batch_size / examples
         noise = _noise_multiplier(settings, rate, interlude)
         seed = settings.noise_seed
@@ -69,7 +62,7 @@ class PaidRun:
             "step": 0,
             "noise_multiplier": noise,
             "sampling_rate": rate,
-            "question": _question(settings, noise, examples, tensors, interlude),
+            "question": question.digest(noise),
         }
         begin = Checkpoint(tensors, record)
         if files.ledger.exists():
@@ -88,27 +81,20 @@ class PaidRun:
         return cls(files, settings, ledger, randomness, begin, interlude)
 
     @classmethod
-    def resume(
-        cls,
-        files: RunFolder,
-        settings: TrainingSettings,
-        tensors: dict[str, Tensor],
-        examples: int,
-        data_digest: str,
-        interlude: Interlude | None = None,
-    ) -> "PaidRun":
+    def resume(cls, files: RunFolder, question: Question, _: dict[str, Tensor], data_digest: str) -> "PaidRun":
         """Return a run to go on with, after checking that it asks the very same questions of the very same data."""
+        settings, interlude = question.settings, question.interlude
         randomness, begin = files.read_secret(data_digest), files.load()
         try:
-            question = _question(settings, float(begin.record["noise_multiplier"]), examples, tensors, interlude)
-            same, head = begin.record["question"] == question, begin.record.get("ledger")
+            asked = question.digest(float(begin.record["noise_multiplier"]))
+            same, head = begin.record["question"] == asked, begin.record.get("ledger")
         except (KeyError, TypeError, ValueError):
             raise DamagedFileError(f"{files.checkpoint} is not a training checkpoint; it was left untouched") from None
         if not same:
             # Another learning rate, say, leads to other gradients; under the same noise the difference has none left.
             raise InvalidInputError(
-                f"settings, model or number of examples are not those {files.path} was started with; "
-                "resume with the same, or start a new run"
+                f"settings, model, loss, number of examples or of processes are not those {files.path} was started "
+                "with; resume with the same, or start a new run"
             )
         ledger = Ledger.open(files.ledger)
         try:
@@ -199,13 +185,3 @@ def _noise_multiplier(settings: TrainingSettings, rate: float, interlude: Interl
                 f"{affordable} steps are affordable, or leave out noise_multiplier to have it calibrated"
             )
     return float(noise)
-
-
-def _question(
-    settings: TrainingSettings, noise: float, examples: int, tensors: dict[str, Tensor], interlude: Interlude | None
-) -> str:
-    """Return a digest of what decides every released number except the data, the weights' start and the key."""
-    shapes = sorted(f"{name} {list(t.shape)} {t.dtype}" for name, t in tensors.items() if name.startswith("model."))
-    between = None if interlude is None else (interlude.step, interlude.event)
-    text = f"{settings.fingerprint(noise)} {examples} {shapes} {between}"
-    return hashlib.sha256(text.encode()).hexdigest()[:32]

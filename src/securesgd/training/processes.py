@@ -55,7 +55,7 @@ class Processes:
             result = action()
         except Exception as error:
             failure = error
-        failed = torch.tensor(float(failure is not None))
+        failed = torch.tensor(float(failure is not None), device="cuda" if dist.get_backend() == "nccl" else "cpu")
         dist.all_reduce(failed)
         if failure is not None:
             raise failure

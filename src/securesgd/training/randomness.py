@@ -14,6 +14,7 @@ import hashlib
 import math
 import secrets
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch import Tensor
 
 Purpose = Literal["sampling", "noise", "model", "interlude"]
 _PURPOSES = get_args(Purpose)
+_STATE_WORDS = slice(3, 627)  # of torch's CPU generator, as 64-bit words
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,29 @@ class Randomness:
             tensor.add_(piece.to(tensor.device, tensor.dtype), alpha=std)
             start += tensor.numel()
 
-    def seed_model(self, step: int) -> None:
-        """Seed torch's own generator for the dropout and noise layers of one step. Privacy does not rest on them."""
-        torch.manual_seed(int(self.generator("model", step).integers(2**63)))
+    def seed_model(self, position: int) -> None:
+        """Seed torch's own generator for the dropout and noise layers of one step (and rank).
+
+        Privacy rests on these draws being unknown too: with them, removing an example would shift the noise of all that
+        follow it in the batch. So on the CPU the whole state is set from the key, not 32 bits of it.
+        """
+        generator = self.generator("model", position)
+        torch.manual_seed(int(generator.integers(2**63)))
+        state = torch.get_rng_state()
+        words = state.numpy()[: _STATE_WORDS.stop * 8].view(np.uint64)[_STATE_WORDS]
+        if _state_is_mersenne_twister():
+            words[:] = generator.integers(2**32, size=624, dtype=np.uint64)
+            torch.set_rng_state(state)
+
+
+@cache
+def _state_is_mersenne_twister() -> bool:
+    """Return whether torch keeps the 624 words of its CPU generator where we write them; checked against numpy's."""
+    state = torch.Generator().manual_seed(5).get_state().numpy()
+    if state.size < _STATE_WORDS.stop * 8:
+        return False
+    words = state[: _STATE_WORDS.stop * 8].view(np.uint64)[_STATE_WORDS]
+    return bool(np.array_equal(words, np.random.RandomState(5).get_state(legacy=False)["state"]["key"]))
 
 
 def _normals(generator: np.random.Generator, count: int, dtype: torch.dtype) -> Tensor:

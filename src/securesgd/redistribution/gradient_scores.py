@@ -64,8 +64,10 @@ def _clipped_scores(model: NoisyNetwork, inputs: Tensor, targets: Tensor, beta: 
         with model.from_layer(h):
             losses = torch.nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device), reduction="sum")
         (gradient,) = torch.autograd.grad(losses, h)
-    scores = gradient.detach().abs().pow(beta)
+    # Every example gets the same say: scaled to norm 1, so one with a large loss cannot drown the others. In double
+    # precision and relative to the largest entry: tiny gradients must not vanish from the norm but stay in the vector.
+    scores = gradient.detach().double().abs()
+    largest = scores.flatten(1).amax(dim=1).view(-1, *[1] * (scores.dim() - 1))
+    scores = torch.where(largest > 0, scores / largest, 0.0).pow(beta)
     scores = scores.flatten(2).mean(dim=2) if per == "channel" and scores.dim() > 2 else scores.flatten(1)
-    norms = scores.norm(dim=1, keepdim=True)
-    # Every example gets the same say: scaled to norm 1, so one with a large loss cannot drown the others.
-    return torch.where(norms > 0, scores / norms.clamp_min(torch.finfo(scores.dtype).tiny), scores) * SCORE_NORM
+    return scores / scores.norm(dim=1, keepdim=True).clamp_min(1e-100) * (SCORE_NORM * (1 - 1e-12))
