@@ -43,6 +43,10 @@ MUTATIONS = {
     "not paid in advance": ("training/paid_run.py", "self.ledger.reserve(self._steps(stop - step), first_step=step, stream=self.stream)", "self.ledger.reserve(self._steps(1), first_step=step, stream=self.stream)", "training/test_loop.py"),
     "undercount after resume": ("privacy/ledger.py", "self._records = list(records)", "self._records = list(records)[:-1]", "training/test_loop.py"),
     "same noise for another question": ("training/paid_run.py", "if not same:", "if False:", "training/test_loop.py"),
+    "loss not compared on resume": ("training/question.py", "            loss,\n            self.examples,", "            self.examples,", "training/test_loop.py -k resume"),
+    "shortened ledger of a finished run": ("training/loop.py", 'ledger.require_head(*weights.record["ledger"])', "pass", "training/test_loop.py -k shortened"),
+    "interlude with other randomness": ("training/loop.py", "    torch.manual_seed(int(generator.integers(2**63)))\n", "", "training/test_loop.py -k interlude"),
+    "score norm in single precision": ("redistribution/gradient_scores.py", "gradient.detach().double().abs()", "gradient.detach().abs()", "redistribution/test_redistribution.py"),
     "secret kept": ("training/run_folder.py", "self.secret.unlink(missing_ok=True)", "pass", "training/test_loop.py"),
     "checkpoint checksum not checked": ("training/checkpoint.py", 'if metadata.get("sha256") != _digest(tensors, record):', "if False:", "training/test_checkpoint.py"),
     # the noisy layer

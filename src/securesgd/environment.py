@@ -17,7 +17,7 @@ def environment() -> dict[str, Any]:
     """Return versions, machine and command line. Nothing in it names a path or a user."""
     versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(Path(word).name if Path(word).is_absolute() else word for word in sys.argv),
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
