@@ -149,3 +149,9 @@ def test_train_command(tmp_path):
         assert result.returncode == 2, arguments
         assert result.stderr.count("\n") == 1
         assert message in result.stderr
+    for setting in ("batch_size=9999", "network=tanh-cnn", "network=tanhcnn"):
+        refused = run(
+            "train", "--dataset", "digits", "--method", "dpsgd", "--out", str(tmp_path / "d"), "--set", setting
+        )
+        assert refused.returncode == 2
+        assert not (tmp_path / "d").exists()  # the next try starts from a clean folder

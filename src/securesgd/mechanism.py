@@ -6,11 +6,11 @@ is the ordinary Gaussian mechanism on the whitened query A/√(K r), rescaled af
 calibration, also the exact one (`analytic`, the default); the paper says otherwise (docs/errata.md).
 """
 
-__all__ = ["HeterogeneousGaussianMechanism", "Release"]
+__all__ = ["Guarantee", "HeterogeneousGaussianMechanism", "Release"]
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,6 +21,14 @@ from securesgd.theory.linear_maps import LinearMap, as_linear_map
 from securesgd.theory.redistribution import component_std, validated
 from securesgd.theory.sensitivity import Norm, sensitivity
 from securesgd.theory.validation import Array, finite, nonnegative, positive
+
+
+class Guarantee(TypedDict):
+    """What every constructor also takes: the budget, and the theorem that calibrates the noise (analytic)."""
+
+    epsilon: float
+    delta: float
+    mechanism: NotRequired[Mechanism]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +73,7 @@ class HeterogeneousGaussianMechanism:
 
     @classmethod
     def for_components(
-        cls,
-        bounds: ArrayLike,
-        r: ArrayLike,
-        *,
-        epsilon: float,
-        delta: float,
-        mechanism: Mechanism = "analytic",
+        cls, bounds: ArrayLike, r: ArrayLike, **guarantee: Unpack[Guarantee]
     ) -> "HeterogeneousGaussianMechanism":
         """Return the mechanism for a query whose component k moves by at most bounds[k] between neighbours."""
         vector, moves = validated(r), nonnegative("bounds", bounds)
@@ -81,31 +83,17 @@ class HeterogeneousGaussianMechanism:
         largest = max(float(relative.max()), np.finfo(np.float64).tiny)  # so that squares do not underflow
         whitened = float(np.linalg.norm(relative / largest)) * largest * (1 + 1e-12)
         words = "any two data sets whose answers differ by at most the given bound in each component"
-        return cls(
-            epsilon=epsilon,
-            delta=delta,
-            sensitivity=whitened,
-            r=vector,
-            mechanism=mechanism,
-            neighbours=words,
-        )
+        return cls(sensitivity=whitened, r=vector, neighbours=words, **guarantee)
 
     @classmethod
     def for_l2_sensitivity(
-        cls, l2: float, r: ArrayLike, *, epsilon: float, delta: float, mechanism: Mechanism = "analytic"
+        cls, l2: float, r: ArrayLike, **guarantee: Unpack[Guarantee]
     ) -> "HeterogeneousGaussianMechanism":
         """Return the mechanism for a query whose whole vector moves by at most `l2`: the quietest component decides."""
         vector = validated(r)
         whitened = float(positive("l2", l2)) / float(np.sqrt(vector.size * vector.min())) * (1 + 1e-12)
         words = f"any two data sets whose answers differ by at most {float(l2):g} in l2 norm"
-        return cls(
-            epsilon=epsilon,
-            delta=delta,
-            sensitivity=whitened,
-            r=vector,
-            mechanism=mechanism,
-            neighbours=words,
-        )
+        return cls(sensitivity=whitened, r=vector, neighbours=words, **guarantee)
 
     @classmethod
     def for_linear_query(
@@ -114,24 +102,15 @@ class HeterogeneousGaussianMechanism:
         norm: Norm,
         r: ArrayLike | None = None,
         *,
-        epsilon: float,
-        delta: float,
         distance: float = 1.0,
-        mechanism: Mechanism = "analytic",
+        **guarantee: Unpack[Guarantee],
     ) -> "HeterogeneousGaussianMechanism":
         """Return the mechanism for x ↦ W x where neighbours are inputs at most `distance` apart in `norm`."""
         layer = as_linear_map(query)
         vector = np.full(layer.output_size, 1 / layer.output_size) if r is None else validated(r, layer.output_size)
         whitened = sensitivity(layer, norm, vector).upper * float(positive("distance", distance))
         words = f"any two inputs at most {distance:g} apart in {norm} norm"
-        return cls(
-            epsilon=epsilon,
-            delta=delta,
-            sensitivity=whitened,
-            r=vector,
-            mechanism=mechanism,
-            neighbours=words,
-        )
+        return cls(sensitivity=whitened, r=vector, neighbours=words, **guarantee)
 
     @cached_property
     def sigma(self) -> float:

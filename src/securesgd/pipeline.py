@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from securesgd.config import RunConfig
 from securesgd.data.load import LoadedData, load
 from securesgd.environment import environment
-from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
 from securesgd.methods import method
 from securesgd.models.control import SensitivityControl
 from securesgd.models.networks import network
@@ -62,6 +62,17 @@ def train_run(
     `on_step` gets each step's report and, now and then, the accuracy on the held-out examples if there are any.
     """
     config = _claimed(config, folder, resume)
+    try:
+        return _trained(config, folder, on_step)
+    except SecureSGDError:
+        if not (folder / "ledger.jsonl").exists():  # refused before it began: leave nothing behind
+            (folder / "config.toml").unlink(missing_ok=True)
+            folder.rmdir()
+        raise
+
+
+def _trained(config: RunConfig, folder: Path, on_step: Callable[[StepReport, float | None], None] | None) -> TrainedRun:
+    """Load, build, train and write the records of a run whose folder is claimed."""
     data = load(config.dataset, holdout=config.holdout, seed=config.seed)
     model = build_model(config, data.input_shape, data.classes)
     noisy = method(config.method).noisy
