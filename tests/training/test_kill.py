@@ -48,7 +48,6 @@ def run_and_kill(folder, delay):
 
 def killed_until_done(tmp_path, kills, longest):
     settings = small_settings(steps=300, checkpoint_steps=2)
-    torch.set_num_threads(1)
     whole = small_model()
     train(whole, small_data(), settings, tmp_path / "whole")
     dice, count, finished = random.Random(0), 0, False
@@ -75,18 +74,18 @@ def killed_until_done(tmp_path, kills, longest):
     return count
 
 
-def test_three_kills(tmp_path):
+@pytest.fixture(autouse=True)
+def one_thread_as_the_worker():
     threads = torch.get_num_threads()
-    try:
-        assert killed_until_done(tmp_path, 3, longest=1.0) == 3
-    finally:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_three_kills(tmp_path):
+    assert killed_until_done(tmp_path, 3, longest=1.0) == 3
 
 
 @pytest.mark.slow
 def test_fifty_kills(tmp_path):
-    threads = torch.get_num_threads()
-    try:
-        assert killed_until_done(tmp_path, 50, longest=0.8) == 50
-    finally:
-        torch.set_num_threads(threads)
+    assert killed_until_done(tmp_path, 50, longest=0.8) == 50
