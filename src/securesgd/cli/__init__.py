@@ -1,0 +1,38 @@
+"""The command line: a thin edge. It reads options, calls the package and prints; errors are one line, exit code 2.
+
+One file per command; the order here is the order of `securesgd --help`.
+"""
+
+__all__ = ["app", "main"]
+
+import os
+import sys
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from securesgd.cli import data, demo, noise, reproduce, train  # noqa: F401 - importing registers the commands
+from securesgd.cli.app import app
+from securesgd.errors import SecureSGDError
+
+_UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError")
+
+
+def main() -> None:
+    """Run the command line; every expected error is one line on standard error and exit code 2."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        # All cores are ours: without binding, threads may share one core for seconds. Read when torch is first loaded.
+        os.environ.setdefault("OMP_PROC_BIND", "true")
+    try:
+        sys.exit(app(standalone_mode=False))
+    except (SecureSGDError, OSError) as error:
+        message = str(error)
+    except _UsageError as error:
+        message = error.format_message()
+    except typer.Abort:
+        message = "interrupted"
+    Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(
+        f"securesgd: error: {' '.join(message.split())}"
+    )
+    sys.exit(2)

