@@ -12,9 +12,12 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from securesgd.cli import data, demo, noise, reproduce, train  # noqa: F401 - importing registers the commands
 from securesgd.cli.app import app
 from securesgd.errors import SecureSGDError
+
+# isort: off - importing registers a command, and the order is that of the help
+from securesgd.cli import noise, data, train, reproduce, demo  # noqa: F401
+# isort: on
 
 _UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError")
 
