@@ -15,7 +15,8 @@ from rich.console import Console
 from securesgd.cli.app import app
 from securesgd.errors import SecureSGDError
 
-# isort: off - importing registers a command, and the order is that of the help
+# Importing registers a command; the order is that of the help.
+# isort: off
 from securesgd.cli import noise, data, train, reproduce, demo  # noqa: F401
 # isort: on
 
