@@ -29,7 +29,7 @@ def test_every_method_leaves_a_complete_run_folder(method, tmp_path):
     folder = tmp_path / "run"
     result = train_run(quick(method), folder)
     expected = {"config.toml", "model.safetensors", "model.json", "ledger.jsonl", "metrics.jsonl", "environment.json"}
-    expected |= {"redistribution.json"} if METHODS[method].noisy else set()
+    expected |= {"redistribution.json", "redistribution.png"} if METHODS[method].noisy else set()
     assert {file.name for file in folder.iterdir()} == expected
     assert result.statement.guaranteed == METHODS[method].private
     assert replayed_statement(folder / "ledger.jsonl").epsilon == result.statement.epsilon

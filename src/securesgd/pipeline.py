@@ -1,6 +1,14 @@
 """The path on one page: data → network with noisy first layer and its r → DP-SGD with a ledger → a run folder."""
 
-__all__ = ["TrainedRun", "load_run", "saved_config", "train_run"]
+__all__ = [
+    "TrainedRun",
+    "build_model",
+    "load_run",
+    "saved_config",
+    "sensitivity_control",
+    "set_redistribution",
+    "train_run",
+]
 
 import json
 import tomllib
@@ -23,6 +31,7 @@ from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
 from securesgd.privacy import GaussianRelease, PrivacyStatement, UnprotectedRelease
 from securesgd.redistribution import Redistribution, from_gradients, prior, random, uniform
+from securesgd.report.redistribution_picture import redistribution_figure
 from securesgd.report.rows import write_json
 from securesgd.training import StepReport, train
 from securesgd.training.checkpoint import load_tensors, write_durably
@@ -83,11 +92,14 @@ def _trained(config: RunConfig, folder: Path, on_step: Callable[[StepReport, flo
         folder,
         resume=True,  # the folder is ours: a new run has a configuration in it and nothing else
         on_step=None if on_step is None else _watched(model, data, on_step),
-        project=_control(config, model) if isinstance(model, NoisyNetwork) else None,
+        project=sensitivity_control(config, model),
         interlude=_interlude(config) if noisy and config.way in _FROM_GRADIENTS else None,
     )
     if isinstance(model, NoisyNetwork):
-        _final_redistribution(config, model).save(folder / "redistribution.json")
+        r = _final_redistribution(config, model)
+        r.save(folder / "redistribution.json")
+        title = f"{config.dataset}: {config.way} r, noise at the {config.robustness.place.replace('-', ' ')}"
+        redistribution_figure(r.r, r.shape, title, folder / "redistribution.png")
     score = accuracy(model, data.test_inputs, data.test_targets)
     record = {"step": result.steps, "epsilon": _number(result.statement.epsilon), "test_accuracy": score}
     write_durably(
@@ -157,7 +169,10 @@ def _first_redistribution(config: RunConfig, shape: tuple[int, ...]) -> Redistri
     return uniform(shape)
 
 
-def _control(config: RunConfig, model: NoisyNetwork) -> SensitivityControl:
+def sensitivity_control(config: RunConfig, model: nn.Module) -> SensitivityControl | None:
+    """Return what keeps Δ of the noisy layer at the wanted size after each step; None for a model without noise."""
+    if not isinstance(model, NoisyNetwork):
+        return None
     wanted = config.robustness.radius_per_std(method(config.method).mechanism)
     return SensitivityControl(model, config.robustness.norm, 1 / wanted)  # type: ignore[arg-type]
 

@@ -27,14 +27,16 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     partial.replace(path)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a CSV file, numbers as floats and empty cells as None."""
+def read_rows(path: Path, *, as_text: bool = False) -> list[dict[str, Any]]:
+    """Return the rows of a CSV file, numbers as floats and empty cells as None; or every cell as its text."""
     if not path.is_file():
         raise DamagedFileError(f"{path} is missing")
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     if not rows or any(None in row or None in row.values() for row in rows):
         raise DamagedFileError(f"{path} is empty or cut short")
+    if as_text:
+        return rows
     return [{name: _parsed(cell) for name, cell in row.items()} for row in rows]
 
 

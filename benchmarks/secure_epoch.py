@@ -1,0 +1,123 @@
+"""An MNIST epoch of the paper's network: plain SGD, DP-SGD and Secure-SGD, whole epochs in turn in one process.
+
+Plain SGD is the shortest torch loop there is, on shuffled batches, in the faster of the two memory formats. The others
+are the product itself: `train` with its ledger, secret noise, checkpoints and, for Secure-SGD, noise in the first layer
+(learned r) and control of its sensitivity after each step. One JSON row per contender:
+
+    python benchmarks/secure_epoch.py --turns 3
+
+seconds is the median over `n` turns; ratio_to_sgd the median over turns of the time divided by plain SGD's in the turn.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+if "OMP_NUM_THREADS" not in os.environ:
+    os.environ.setdefault("OMP_PROC_BIND", "true")  # as the command line does; read when torch is loaded
+
+import torch
+from torch.nn import functional
+
+from securesgd.config import run_config
+from securesgd.data.load import load
+from securesgd.models.networks import network
+from securesgd.pipeline import build_model, sensitivity_control
+from securesgd.training import train
+from securesgd.training.memory import keep_memory
+
+CONTENDERS = {
+    "sgd": None,
+    "dpsgd": ("dpsgd", {}),
+    "secure-sgd, noise in the first layer": ("secure-sgd", {"place": "first-layer", "start": "uniform"}),
+    "secure-sgd, noise at the input": ("secure-sgd", {"place": "input", "start": "uniform"}),
+}
+
+
+def plain_epoch(inputs: torch.Tensor, targets: torch.Tensor, batch: int) -> Callable[[int], None]:
+    """Return a function that does so many steps of plain SGD."""
+
+    def formatted(memory_format: torch.memory_format) -> Callable[[int], None]:
+        model = network("mnist-cnn", (1, 28, 28), 10).to(memory_format=memory_format)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+        def steps(count: int) -> None:
+            order = torch.randperm(len(inputs))
+            for i in range(count):
+                chosen = order[i * batch : (i + 1) * batch]
+                images = inputs[chosen].contiguous(memory_format=memory_format)
+                optimizer.zero_grad()
+                functional.cross_entropy(model(images), targets[chosen]).backward()
+                optimizer.step()
+
+        return steps
+
+    formats = [formatted(f) for f in (torch.contiguous_format, torch.channels_last)]
+    return min(formats, key=lambda steps: min(seconds(lambda: steps(10)) for _ in range(3)))
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """Return how long it takes."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time MNIST epochs in turn; JSON rows on standard output.")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=128)
+    options = parser.parse_args()
+    keep_memory()
+    data = load("mnist")
+    steps = len(data.train_targets) // options.batch
+    plain = plain_epoch(data.train_inputs, data.train_targets, options.batch)
+
+    def epoch(contender: str) -> float:
+        choice = CONTENDERS[contender]
+        if choice is None:
+            return seconds(lambda: plain(steps))
+        method, settings = choice
+        config = run_config(
+            "mnist", method, network="mnist-cnn", epsilon=2.0, batch_size=options.batch, steps=steps,
+            **({"copies": 1} | settings if method != "dpsgd" else settings),
+        )  # fmt: skip
+        model = build_model(config, data.input_shape, data.classes)
+        with tempfile.TemporaryDirectory() as folder:
+            return seconds(
+                lambda: train(
+                    model,
+                    (data.train_inputs, data.train_targets),
+                    config.training,
+                    Path(folder) / "run",
+                    project=sensitivity_control(config, model),
+                )
+            )
+
+    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    for _ in range(options.turns):
+        for name in CONTENDERS:
+            times[name].append(epoch(name))
+    for name, taken in times.items():
+        row = {
+            "contender": name,
+            "network": "mnist-cnn",
+            "batch": options.batch,
+            "steps": steps,
+            "seconds": round(statistics.median(taken), 2),
+            "ratio_to_sgd": round(statistics.median(a / b for a, b in zip(taken, times["sgd"], strict=True)), 3),
+            "n": options.turns,
+            "threads": torch.get_num_threads(),
+            "torch": version("torch"),
+        }
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""A grid of measurements that can be stopped at any moment: each cell's rows are on disk as soon as it is done."""
+
+__all__ = ["fill", "open_cells"]
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from securesgd.errors import DamagedFileError
+from securesgd.report.rows import read_rows, write_rows
+
+Cell = dict[str, Any]
+Measure = Callable[[Cell, Path], list[dict[str, Any]]]
+
+
+def fill(
+    path: Path,
+    cells: Sequence[Cell],
+    measure: Measure,
+    work: Path,
+    *,
+    jobs: int = 1,
+    on_cell: Callable[[Cell, int, int, float], None] | None = None,
+) -> None:
+    """Measure the cells that have no rows in `path` yet; what one cell measured is added whole, or not at all.
+
+    `measure(cell, work)` returns rows that begin with the cell's own columns; `work` is for what it wants to keep
+    between tries (half-trained models, say). With `jobs` > 1 cells run in processes of one thread each, which on a CPU
+    beats one process of many threads. `on_cell` gets each finished cell, how many are done and open, and the seconds.
+    """
+    todo = open_cells(path, cells)
+    started = time.perf_counter()
+    for done, (cell, rows) in enumerate(_measured(todo, measure, work, jobs), start=1):
+        for row in rows:
+            if list(row.items())[: len(cell)] != list(cell.items()):
+                raise AssertionError(f"rows must begin with their cell {cell}, got {row}")
+        there = _raw_rows(path)
+        _require_same_columns(path, there, list(rows[0]))
+        write_rows(path, [*there, *rows])
+        if on_cell is not None:
+            on_cell(cell, done, len(todo) - done, time.perf_counter() - started)
+
+
+def open_cells(path: Path, cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells without rows in `path`."""
+    there = _raw_rows(path)
+    if cells:
+        _require_same_columns(path, there, list(cells[0]))
+    known = {tuple(str(row.get(name)) for name in cell) for cell in cells for row in there}
+    return [cell for cell in cells if tuple(_text(value) for value in cell.values()) not in known]
+
+
+def _measured(todo: list[Cell], measure: Measure, work: Path, jobs: int) -> Iterator[tuple[Cell, list[dict[str, Any]]]]:
+    if jobs == 1:
+        for cell in todo:
+            yield cell, measure(cell, work)
+        return
+    with _one_thread_each(), ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        running: dict[Future[list[dict[str, Any]]], Cell] = {}
+        waiting = iter(todo)
+        try:
+            while True:
+                for cell in waiting:
+                    running[pool.submit(measure, cell, work)] = cell
+                    if len(running) >= jobs:
+                        break
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
+        finally:
+            for future in running:
+                future.cancel()
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Set the environment that worker processes start with."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _raw_rows(path: Path) -> list[dict[str, Any]]:
+    return read_rows(path, as_text=True) if path.exists() else []
+
+
+def _require_same_columns(path: Path, there: list[dict[str, Any]], columns: list[str]) -> None:
+    """Pass if the table on disk, if there is one, begins with these columns: other tables are not ours to add to."""
+    if there and list(there[0])[: len(columns)] != columns:
+        raise DamagedFileError(f"{path} is not a table of {', '.join(columns)}; move it away first")
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)

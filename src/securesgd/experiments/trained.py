@@ -1,0 +1,31 @@
+"""A trained model of an experiment's cell: a run folder that is begun, continued or simply read."""
+
+__all__ = ["command", "trained"]
+
+import json
+from pathlib import Path
+from typing import Any
+
+from securesgd.config import run_config
+from securesgd.pipeline import TrainedRun, train_run
+from securesgd.training.memory import keep_memory
+
+
+def trained(dataset: str, method: str, folder: Path, settings: dict[str, Any], seed: int) -> TrainedRun:
+    """Return the run of these settings in `folder`, trained as far as is still to do.
+
+    The noise has the seed too, so that the row can be made again; such a run's statement says what that costs.
+    """
+    keep_memory()
+    config = run_config(dataset, method, **settings, seed=seed, noise_seed=seed)
+    return train_run(config, folder, resume=True)
+
+
+def command(dataset: str, method: str, settings: dict[str, Any], seed: int) -> str:
+    """Return the command that trains the same run."""
+    changes = settings | {"seed": seed, "noise_seed": seed}
+    words = [f"--epsilon {changes.pop('epsilon'):g}"] if "epsilon" in changes else []
+    words += [
+        f"--set {name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in changes.items()
+    ]
+    return f"securesgd train --dataset {dataset} --method {method} {' '.join(words)} --out DIR"
