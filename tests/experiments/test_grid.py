@@ -15,7 +15,8 @@ def measured(cell, work):
     """Two rows per cell, and a mark on disk for every call."""
     with (work / "calls").open("a") as file:
         file.write(f"{cell}\n")
-    return [{**cell, "attack": k, "value": cell["epsilon"] + k, "threads": os.environ.get("OMP_NUM_THREADS")} for k in (0, 1)]  # fmt: skip
+    threads = os.environ.get("OMP_NUM_THREADS")
+    return [{**cell, "attack": k, "value": cell["epsilon"] + k, "threads": threads} for k in (0, 1)]
 
 
 def failing_at_third(cell, work):

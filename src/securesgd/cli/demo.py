@@ -23,7 +23,7 @@ def demo(
     from securesgd.theory.noise_table import noise_rows
 
     print_noise_table(noise_rows(epsilon=[0.5, 1, 2, 4, 8], delta=[DEFAULT_DELTA]), answer="sigma")
-    for path in make("fig1", out / "fig1"):
+    for path in make("fig1", out / "fig1", out):
         print(path)
     config, folder = run_config("digits", "secure-sgd"), out / "digits"
     print(f"training on 1,500 digits with epsilon = {config.training.epsilon:g}, noise in the first layer")

@@ -1,6 +1,6 @@
 """A grid of measurements that can be stopped at any moment: each cell's rows are on disk as soon as it is done."""
 
-__all__ = ["fill", "open_cells"]
+__all__ = ["Cell", "fill", "open_cells", "rows_of"]
 
 import multiprocessing
 import os
@@ -51,8 +51,15 @@ def open_cells(path: Path, cells: Sequence[Cell]) -> list[Cell]:
     there = _raw_rows(path)
     if cells:
         _require_same_columns(path, there, list(cells[0]))
-    known = {tuple(str(row.get(name)) for name in cell) for cell in cells for row in there}
-    return [cell for cell in cells if tuple(_text(value) for value in cell.values()) not in known]
+    known = {_key(row, cell) for cell in cells[:1] for row in there}
+    return [cell for cell in cells if _key(cell, cell) not in known]
+
+
+def rows_of(path: Path, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Return the rows that belong to these cells, numbers as numbers."""
+    wanted = {_key(cell, cell) for cell in cells}
+    pairs = zip(_raw_rows(path), read_rows(path), strict=True)
+    return [row for raw, row in pairs if _key(raw, cells[0]) in wanted]
 
 
 def _measured(todo: list[Cell], measure: Measure, work: Path, jobs: int) -> Iterator[tuple[Cell, list[dict[str, Any]]]]:
@@ -102,5 +109,6 @@ def _require_same_columns(path: Path, there: list[dict[str, Any]], columns: list
         raise DamagedFileError(f"{path} is not a table of {', '.join(columns)}; move it away first")
 
 
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+def _key(row: dict[str, Any], cell: Cell) -> tuple[str, ...]:
+    """Return what tells a cell's rows from others, as it stands in the file."""
+    return tuple("" if row[name] is None else str(row[name]) for name in cell)
