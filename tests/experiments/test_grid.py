@@ -1,6 +1,10 @@
 """A grid is filled cell by cell, survives interruption, and never measures a cell twice."""
 
 import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +59,47 @@ def test_two_processes_of_one_thread_make_the_same_rows(tmp_path):
     assert len(rows) == 2 * len(CELLS)
     assert {row["threads"] for row in rows} == {1.0}
     assert open_cells(tmp_path / "rows.csv", CELLS) == []
+
+
+def free_to_move(cell, work):
+    import torch
+
+    torch.ones(200, 200) @ torch.ones(200, 200)  # OpenMP binds its threads when it first works
+    return [{**cell, "cores": len(os.sched_getaffinity(0))}]
+
+
+def test_workers_are_not_bound_to_the_same_core(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_PROC_BIND", "true")  # as the command line sets it for itself
+    fill(tmp_path / "rows.csv", CELLS[:2], free_to_move, tmp_path, jobs=2)
+    assert {row["cores"] for row in read_rows(tmp_path / "rows.csv")} == {len(os.sched_getaffinity(0))}
+    assert os.environ["OMP_PROC_BIND"] == "true"
+
+
+def wait_long(cell, work):
+    (work / "pid").write_text(str(os.getpid()))
+    time.sleep(60)
+    return [{**cell, "value": 1}]
+
+
+def test_workers_of_a_killed_grid_end_too(tmp_path):
+    code = (
+        "from pathlib import Path\nfrom securesgd.experiments.grid import fill\n"
+        "from tests.experiments.test_grid import CELLS, wait_long\n"
+        f"if __name__ == '__main__': fill(Path({str(tmp_path / 'rows.csv')!r}), CELLS[:1] * 2, wait_long, "
+        f"Path({str(tmp_path)!r}), jobs=2)\n"
+    )
+    (tmp_path / "grid.py").write_text(code)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, tmp_path / "grid.py"], env=environment) as grid:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.1)
+        worker = int((tmp_path / "pid").read_text())
+        grid.kill()
+    for _ in range(50):
+        if not Path(f"/proc/{worker}").exists():
+            return
+        time.sleep(0.1)
+    pytest.fail("the worker goes on without its grid")
 
 
 def test_a_new_cell_is_added_to_rows_that_are_there(tmp_path):

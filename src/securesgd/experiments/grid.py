@@ -4,6 +4,7 @@ __all__ = ["Cell", "fill", "open_cells", "rows_of"]
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -67,7 +68,8 @@ def _measured(todo: list[Cell], measure: Measure, work: Path, jobs: int) -> Iter
         for cell in todo:
             yield cell, measure(cell, work)
         return
-    with _one_thread_each(), ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with _one_thread_each(), ProcessPoolExecutor(jobs, context, _end_with, (os.getpid(),)) as pool:
         running: dict[Future[list[dict[str, Any]]], Cell] = {}
         waiting = iter(todo)
         try:
@@ -85,18 +87,31 @@ def _measured(todo: list[Cell], measure: Measure, work: Path, jobs: int) -> Iter
                 future.cancel()
 
 
+def _end_with(parent: int) -> None:
+    """End this worker when its parent is gone: a killed grid must not leave processes that go on training."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Set the environment that worker processes start with."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
+    """Set the environment that worker processes start with. Bound threads would all sit on the first core."""
+    wanted = {"OMP_NUM_THREADS": "1", "OMP_PROC_BIND": "false"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _raw_rows(path: Path) -> list[dict[str, Any]]:

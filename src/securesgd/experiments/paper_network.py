@@ -18,10 +18,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "secure-sgd-agm": _ROBUST | {"place": "input"},
 }
 _STEPS: dict[float, dict[str, Any]] = {
-    0.2: {"batch_size": 2048, "steps": 40},
-    0.5: {"batch_size": 2048, "steps": 60},
-    1.0: {"batch_size": 1024, "steps": 150},
-    2.0: {"batch_size": 1024, "steps": 200},
+    0.2: {"batch_size": 1024, "steps": 90, "learning_rate": 4.0},
+    0.5: {"batch_size": 1024, "steps": 120, "learning_rate": 4.0},
+    1.0: {"batch_size": 512, "steps": 350, "learning_rate": 2.0},
+    2.0: {"batch_size": 512, "steps": 470, "learning_rate": 2.0},
 }
 _PROFILES: dict[str, tuple[int, ...]] = {"paper": (0, 1, 2), "quick": (0,)}
 
@@ -41,7 +41,7 @@ def measure(cell: dict[str, Any], work: Path) -> list[dict[str, Any]]:
     from securesgd.experiments.trained import command, trained
 
     method, epsilon, seed = cell["method"], cell["epsilon"], cell["seed"]
-    settings = {"network": cell["network"], "epsilon": epsilon, "micro_batch": 256, "learning_rate": 4.0}
+    settings = {"network": cell["network"], "epsilon": epsilon, "micro_batch": 256}
     settings |= _STEPS[epsilon] | SETTINGS[method]
     run = trained(cell["dataset"], method, work / f"{method}-{epsilon:g}-{seed}", settings, seed)
     return [

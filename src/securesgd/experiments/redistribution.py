@@ -25,8 +25,8 @@ _SETTINGS: dict[str, Any] = {
     "place": "input", "norm": "linf", "unit": 0.036,
 }  # fmt: skip
 _PROFILES: dict[str, dict[str, Any]] = {
-    "paper": {"seeds": (0, 1, 2), "examples": 500, "draws": 2_000},
-    "quick": {"seeds": (0,), "examples": 200, "draws": 1_000},
+    "paper": {"seeds": (0, 1, 2), "examples": 500, "draws": 10_000},
+    "quick": {"seeds": (0,), "examples": 200, "draws": 10_000},
 }
 
 
