@@ -67,7 +67,7 @@ class NoisyLayer(nn.Module):
 
     def clean(self, x: Tensor) -> Tensor:
         """Return the layer's output before noise: the part that is the same for every draw."""
-        h = self.layer(x)
+        h = self.layer(x.flatten(1) if isinstance(self.layer, nn.Linear) else x)
         return h if self.scale is None else self.scale(h)
 
     def forward(self, x: Tensor) -> Tensor:

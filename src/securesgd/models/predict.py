@@ -1,36 +1,65 @@
-"""Predictions of a model that may be noisy: the class that most noisy passes vote for."""
+"""Votes of a model that may be noisy, and the class that most of them are for."""
 
-__all__ = ["accuracy", "vote_counts"]
+__all__ = ["accuracy", "tally", "vote_counts"]
+
+from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from securesgd.models.cut import CutNetwork
 from securesgd.models.noisy import NoisyNetwork
 
+Scores = Literal["votes", "soft"]
 
-@torch.no_grad()
+
+def tally(
+    network: CutNetwork, clean: Tensor, noises: Iterable[Tensor], *, scores: Scores = "votes", together: int = 1
+) -> Tensor:
+    """Return what the classes got from all draws of `noises`, [examples, classes] in double precision.
+
+    A draw gives the winning class 1 (`votes`), or every class its softmax probability (`soft`). `clean` is
+    `network.clean(x)`. Each of the `noises` is `network.spread` of some draws for all examples, [1, draws, *shape], or
+    of draws for each, [examples, draws, *shape]. A pass through the network holds all draws of `together` examples;
+    with one, no example's bits depend on the others.
+    """
+    total: Tensor | None = None
+    for noise in noises:
+        for start in range(0, len(clean), together):
+            part = slice(start, start + together)
+            h = clean[part].unsqueeze(1) + (noise if len(noise) == 1 else noise[part])
+            outputs = network.outputs(h.flatten(0, 1))
+            if total is None:
+                total = torch.zeros(len(clean), outputs.shape[1], dtype=torch.float64, device=outputs.device)
+            outputs = outputs.reshape(*h.shape[:2], -1)
+            if scores == "soft":
+                total[part] += outputs.softmax(2).double().sum(1)
+            else:
+                total[part] += nn.functional.one_hot(outputs.argmax(2), outputs.shape[2]).sum(1)
+    assert total is not None, "no noise was given"
+    return total.cpu()
+
+
+@torch.inference_mode()
 def vote_counts(model: nn.Module, inputs: Tensor, draws: int, generator: torch.Generator, batch: int = 500) -> Tensor:
     """Return how often each class wins over `draws` noisy passes, shape [examples, classes].
 
-    The first layer is computed once per example. A model without noise votes once. The model must be in eval mode.
+    Every example gets noise of its own. A model without noise votes once. The model must be in eval mode.
     """
-    device = next(model.parameters()).device
-    counts = []
+    if not isinstance(model, NoisyNetwork):
+        device = next(model.parameters()).device
+        outputs = torch.cat([model(inputs[i : i + batch].to(device)) for i in range(0, len(inputs), batch)])
+        return nn.functional.one_hot(outputs.argmax(1), outputs.shape[1]).cpu()
+    network, counts = CutNetwork(model), []
     for start in range(0, len(inputs), batch):
-        x = inputs[start : start + batch].to(device)
-        if not isinstance(model, NoisyNetwork):
-            outputs = model(x)
-            counts.append(torch.nn.functional.one_hot(outputs.argmax(1), outputs.shape[1]).cpu())
-            continue
-        clean, std, total = model.noisy.clean(x), model.noisy.noise.std, None
-        for _ in range(draws):
-            noise = torch.randn(clean.shape, generator=generator, dtype=clean.dtype).to(device)
-            with model.from_layer(clean + std * noise):
-                outputs = model(x)
-            votes = torch.nn.functional.one_hot(outputs.argmax(1), outputs.shape[1])
-            total = votes if total is None else total + votes
-        assert total is not None
-        counts.append(total.cpu())
+        clean = network.clean(inputs[start : start + batch])
+        shape = (len(clean), *network.noise_shape)
+        noises = (
+            network.spread(torch.randn(shape, generator=generator, dtype=network.dtype)).unsqueeze(1)
+            for _ in range(draws)
+        )
+        counts.append(tally(network, clean, noises, together=batch).long())
     return torch.cat(counts)
 
 

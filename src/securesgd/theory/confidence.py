@@ -32,6 +32,7 @@ from securesgd.theory.validation import (
     like_input,
     nonnegative,
     open_probability,
+    positive,
 )
 
 _ROUNDING = 1e-12
@@ -73,43 +74,62 @@ def clopper_pearson_upper(successes: ArrayLike, draws: ArrayLike, failure_prob: 
     return like_input(np.clip(np.nextafter(1 - fewer * (1 - _ROUNDING), 2), 0, 1))
 
 
-def anytime_log_evidence(total: ArrayLike, draws: ArrayLike, mean: ArrayLike) -> Array:
+def anytime_log_evidence(
+    total: ArrayLike, draws: ArrayLike, mean: ArrayLike, prior: tuple[ArrayLike, ArrayLike] = (0.5, 0.5)
+) -> Array:
     """Return the log of the wealth of a bet against "the expected value is `mean`", after draws adding up to `total`.
 
     Guarantee: if the expected value is `mean`, then with probability >= 1 − α this never exceeds log(1/α), at any
     number of draws. A decision "the expected value is above m" needs only this number, not the whole interval.
 
     Why: for x in [0, 1] and every θ, (θ/m)^x ((1−θ)/(1−m))^(1−x) is convex in x, so below its chord, whose expectation
-    is 1 when E x = m. Products of such factors are supermartingales, and so is their Beta(½, ½) mixture over θ, which
-    is the expression below; Ville's inequality does the rest.
+    is 1 when E x = m. Products of such factors are supermartingales, and so is their Beta(a, b) mixture over θ, which
+    is the expression below; Ville's inequality does the rest. `prior` = (a, b) is where the bet is placed: any values
+    are valid that do not depend on the counted draws, and the nearer to the truth, the fewer draws are needed.
     Reference: Robbins 1970; Howard, Ramdas, McAuliffe & Sekhon 2021, arXiv:1810.08240v5, Section 3 (sub-Bernoulli
     beta-binomial mixture).
     """
     s, n = _total(total, draws)
-    m = closed_probability("mean", mean)
-    mixture = betaln(s + 0.5, n - s + 0.5) - betaln(0.5, 0.5)
-    return like_input(np.asarray(mixture - xlogy(s, m) - xlog1py(n - s, -m)))
+    m, a, b = closed_probability("mean", mean), positive("prior", prior[0]), positive("prior", prior[1])
+    return like_input(np.asarray(_mixture(s, n, a, b) - _log_likelihood(s, n, m)))
 
 
-def anytime_bounds(total: ArrayLike, draws: ArrayLike, failure_prob: float) -> tuple[Array, Array]:
+def anytime_bounds(
+    total: ArrayLike,
+    draws: ArrayLike,
+    failure_prob: float,
+    prior: tuple[ArrayLike, ArrayLike] = (0.5, 0.5),
+) -> tuple[Array, Array]:
     """Return (lower, upper) for the expected value, from `draws` values in [0, 1] that add up to `total`.
 
     Guarantee: with probability >= 1 − failure_prob the expected value is inside the bounds at all numbers of draws
-    simultaneously, both sides together. No draws give (0, 1).
+    simultaneously, both sides together. No draws give (0, 1). `prior`: see `anytime_log_evidence`.
     """
     alpha = float(open_probability("failure_prob", failure_prob))
     s, n = _total(total, draws)
+    a, b = positive("prior", prior[0]), positive("prior", prior[1])
+    s, n, a, b = broadcast(total=s, draws=n, a=a, b=b)
     centre = np.divide(s, n, out=np.full(np.shape(s), 0.5), where=n > 0)
-    threshold = -np.log(alpha) + 1e-9 + 2e-14 * n  # rounding of betaln, which grows with the counts
+    threshold = -np.log(alpha) + 1e-9 + 2e-14 * (n + a + b)  # rounding of betaln, which grows with the counts
+    least = _mixture(s, n, a, b) - threshold  # a mean is excluded if it makes the draws less likely than this
     bounds = []
     for end in (0.0, 1.0):
         outside, inside = np.full(np.shape(s), end), centre
         for _ in range(60):
             middle = 0.5 * (outside + inside)
-            excluded = np.asarray(anytime_log_evidence(s, n, middle)) > threshold
+            excluded = _log_likelihood(s, n, middle) < least
             outside, inside = np.where(excluded, middle, outside), np.where(excluded, inside, middle)
         bounds.append(like_input(np.asarray(outside)))
     return bounds[0], bounds[1]
+
+
+def _mixture(s: Array, n: Array, a: Array, b: Array) -> Array:
+    """Return the log of the average likelihood of the draws over θ ~ Beta(a, b)."""
+    return np.asarray(betaln(s + a, n - s + b) - betaln(a, b))
+
+
+def _log_likelihood(s: Array, n: Array, m: Array) -> Array:
+    return np.asarray(xlogy(s, m) + xlog1py(n - s, -m))
 
 
 def _draws(draws: ArrayLike) -> Array:

@@ -1,0 +1,105 @@
+"""What can be certified: a noisy network in eval mode that treats examples one by one, and inputs it was made for."""
+
+__all__ = ["admitted", "indices_of"]
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from securesgd.errors import InvalidInputError
+from securesgd.models.cut import CutNetwork
+from securesgd.models.noisy import NoisyNetwork
+
+_PROBES = 16
+
+
+def admitted(model: nn.Module, inputs: Tensor, input_range: tuple[float, float] | None) -> CutNetwork:
+    """Return the network cut for drawing, after checking that a certificate of it would be true.
+
+    Assumes: what sixteen random draws do not show does not happen.
+    Raises: InvalidInputError for a model without noise, in training mode, with batch statistics, with randomness of its
+    own or with weights that are not finite; for inputs of the wrong shape, not finite or out of range.
+    """
+    if not isinstance(model, NoisyNetwork):
+        raise InvalidInputError(
+            f"{type(model).__name__} has no noise in its first layer, so there is nothing to certify; "
+            "wrap it in NoisyNetwork, or train with secure-sgd, secure-sgd-agm, pixeldp or hgm-pixeldp"
+        )
+    noisy = set(model.noisy.modules())  # linear, scaled, noisy: the same in either mode
+    training = [name or "the model" for name, module in model.named_modules() if module.training and module not in noisy]
+    if training:
+        raise InvalidInputError(f"{training[0]} is in training mode; call model.eval() first")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            raise InvalidInputError(f"{name} uses statistics of the batch, so examples are not treated one by one")
+    for name, tensor in model.state_dict().items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise InvalidInputError(f"{name} of the model is not finite")
+    _require_inputs(inputs, model.input_shape, input_range)
+    network = CutNetwork(model)
+    _require_sound(model, network, inputs)
+    return network
+
+
+def indices_of(indices: ArrayLike | None, count: int) -> NDArray[np.int64]:
+    """Return the examples' indices in their data set, 0, 1, … if none are given."""
+    if indices is None:
+        return np.arange(count)
+    chosen = np.asarray(indices)
+    if chosen.shape != (count,) or not np.issubdtype(chosen.dtype, np.integer):
+        raise InvalidInputError(f"indices must be {count} whole numbers, one per input, got shape {chosen.shape}")
+    if count and (chosen.min() < 0 or chosen.max() >= 2**31 or len(np.unique(chosen)) < count):
+        raise InvalidInputError("indices must be >= 0, below 2³¹ and different from each other")
+    return chosen.astype(np.int64)
+
+
+def _require_inputs(inputs: Tensor, shape: tuple[int, ...], input_range: tuple[float, float] | None) -> None:
+    if tuple(inputs.shape[1:]) != shape or len(inputs) == 0:
+        raise InvalidInputError(
+            f"inputs have shape {list(inputs.shape)}; valid: one or more examples of shape {list(shape)}"
+        )
+    if not inputs.is_floating_point():
+        raise InvalidInputError(
+            f"inputs are of type {inputs.dtype}; valid: floating point, as the model was trained on"
+        )
+    flat = inputs.flatten(1)
+    bad = (~torch.isfinite(flat)).any(1).nonzero()
+    if len(bad):
+        raise InvalidInputError(f"input {int(bad[0])} is not finite")
+    if input_range is not None:
+        low, high = input_range
+        outside = ((flat < low) | (flat > high)).any(1).nonzero()
+        if len(outside):
+            row = flat[int(outside[0])]
+            raise InvalidInputError(
+                f"input {int(outside[0])} has values from {float(row.min()):g} to {float(row.max()):g}, outside "
+                f"{low:g}..{high:g}; give input_range if that is what the model was trained on"
+            )
+
+
+@torch.inference_mode()
+def _require_sound(model: NoisyNetwork, network: CutNetwork, inputs: Tensor) -> None:
+    """Pass if the rest of the network is deterministic, treats rows one by one, and is the model's own function."""
+    x = inputs[:1]
+    normals = torch.randn(_PROBES, *network.noise_shape, generator=torch.Generator().manual_seed(0))
+    h = network.clean(x) + network.spread(normals.to(network.dtype))
+    outputs = network.outputs(h)
+    if outputs.dim() != 2 or outputs.shape[1] < 2:
+        raise InvalidInputError(
+            f"the model's output has shape {list(outputs.shape)}; valid: [examples, 2 classes or more]"
+        )
+    if not bool(torch.isfinite(outputs).all()):
+        raise InvalidInputError("the model's output is not finite on noisy inputs")
+    if not torch.equal(outputs, network.outputs(h)):
+        raise InvalidInputError("the model has randomness besides the noise of its first layer; the rest must be fixed")
+    size = float(outputs.abs().max())
+    alone = torch.cat([network.outputs(row) for row in torch.split(h.flip(0), _PROBES // 4)]).flip(0)
+    if not torch.allclose(outputs, alone, rtol=1e-3, atol=1e-3 * size):
+        raise InvalidInputError("the model's output for an example depends on the others in its batch")
+    device = model.noisy.noise.std.device
+    noisy = model.noisy.clean(x.to(device, network.dtype)) + model.noisy.noise.std * normals.to(device, network.dtype)
+    with model.from_layer(noisy):
+        whole = model(x.to(device, network.dtype).expand(_PROBES, *model.input_shape))
+    if not torch.allclose(outputs, whole, rtol=1e-3, atol=1e-3 * size):
+        raise InvalidInputError("the model does not compute the same from W₁x + W₁n as from W₁(x + n)")

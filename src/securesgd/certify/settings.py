@@ -1,0 +1,72 @@
+"""What a certification is asked to do."""
+
+__all__ = ["OTHERS", "SCORES", "CertifySettings"]
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from securesgd.errors import InvalidInputError, nearest
+from securesgd.models.predict import Scores
+from securesgd.privacy.checked import count_checked
+from securesgd.theory import NORMS
+
+Others = Literal["auto", "rest", "each"]
+OTHERS: tuple[str, ...] = get_args(Others)
+SCORES: tuple[str, ...] = get_args(Scores)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifySettings:
+    """How much to draw, how sure to be, and what is asked.
+
+    Without a question every example gets all `draws`. With `radius` drawing stops as soon as it is known whether the
+    radius is at least that; with `tolerance`, as soon as the radius is known to within that. Both are in the units of
+    the input.
+    """
+
+    norm: str = "linf"
+    draws: int = 10_000
+    """The most draws counted per example, besides the selection draws."""
+    selection_draws: int = 100
+    """Draws that choose the class, and where to place the bet of the confidence sequence. They are not counted."""
+    failure_prob: float = 0.001
+    """Bound on the probability that anything said about one example is wrong."""
+    seed: int = 0
+    radius: float | None = None
+    tolerance: float | None = None
+    scores: str = "votes"
+    """`votes`: a draw counts for the class that wins it. `soft`: for every class by its softmax probability."""
+    others: str = "auto"
+    """How the other classes are bounded: together by 1 − p (`rest`, as Cohen et al. 2019), each by its own count
+    (`each`), or whichever the selection draws say gives the larger radius (`auto`)."""
+    input_range: tuple[float, float] | None = (0.0, 1.0)
+    """Inputs outside are refused: radii are in the units of the input, and 0..255 is a common mistake. None: any."""
+
+    def __post_init__(self) -> None:
+        for name, valid in (("norm", NORMS), ("scores", SCORES), ("others", OTHERS)):
+            value = getattr(self, name)
+            if value not in valid:
+                raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
+        count_checked("draws", self.draws, at_least=1)
+        count_checked("selection_draws", self.selection_draws, at_least=1)
+        count_checked("seed", self.seed, at_least=0)
+        if not (isinstance(self.failure_prob, float) and 0 < self.failure_prob < 1):
+            raise InvalidInputError(f"failure_prob is {self.failure_prob!r}; valid: between 0 and 1")
+        if self.radius is not None and not (math.isfinite(self.radius) and self.radius >= 0):
+            raise InvalidInputError(f"radius is {self.radius!r}; valid: finite and >= 0")
+        if self.tolerance is not None and not (math.isfinite(self.tolerance) and self.tolerance > 0):
+            raise InvalidInputError(f"tolerance is {self.tolerance!r}; valid: finite and > 0")
+        if self.radius is not None and self.tolerance is not None:
+            raise InvalidInputError("give a radius to be answered or a tolerance, not both")
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether drawing may stop early."""
+        return self.radius is not None or self.tolerance is not None
+
+    def json(self) -> dict[str, Any]:
+        """Return the settings as JSON holds them."""
+        values = asdict(self)
+        values["input_range"] = None if self.input_range is None else list(self.input_range)
+        return values

@@ -1,0 +1,68 @@
+"""What the certificates of a run say together: certified accuracy at radii, average certified radius, and in words."""
+
+__all__ = ["DEFAULT_RADII", "certified_accuracy", "certified_summary", "guarantee_in_words"]
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from securesgd.theory.proportions import wilson_interval
+
+DEFAULT_RADII = {
+    "l1": (0.25, 0.5, 0.75, 1.0),
+    "l2": (0.25, 0.5, 0.75, 1.0),
+    "linf": (0.01, 0.02, 0.05, 0.1),
+}
+_NORMS = {"l1": "l1", "l2": "l2 (Euclidean)", "linf": "l_inf (every pixel by at most that much)"}
+
+
+def certified_accuracy(rows: Sequence[dict[str, Any]], rule: str, radius: float) -> dict[str, float]:
+    """Return the share of examples that are right *and* proven at `radius`, with its 95 % Wilson interval."""
+    hits = sum(_right(row) and row[f"radius_{rule}"] >= radius for row in rows)
+    lower, upper = wilson_interval(hits, len(rows))
+    return {"share": hits / len(rows), "lower": float(lower), "upper": float(upper)}
+
+
+def certified_summary(rows: Sequence[dict[str, Any]], radii: Sequence[float] | None = None) -> dict[str, Any]:
+    """Return, for the rows of one norm: accuracy of the smoothed classifier, certified accuracies, and ACR by rule.
+
+    The average certified radius counts wrong and abstained examples as 0.
+    """
+    rules = [name.removeprefix("radius_") for name in rows[0] if name.startswith("radius_")]
+    chosen = list(DEFAULT_RADII[rows[0]["norm"]] if radii is None else radii)
+    right = [_right(row) for row in rows]
+    lower, upper = wilson_interval(sum(right), len(rows))
+    return {
+        "examples": len(rows),
+        "accuracy": {"share": sum(right) / len(rows), "lower": float(lower), "upper": float(upper)},
+        "abstained": sum(bool(row["abstained"]) for row in rows) / len(rows),
+        "draws_mean": float(np.mean([row["draws"] for row in rows])),
+        "average_certified_radius": {
+            rule: float(np.mean([row[f"radius_{rule}"] * ok for row, ok in zip(rows, right, strict=True)]))
+            for rule in rules
+        },
+        "certified_accuracy": {rule: {f"{r:g}": certified_accuracy(rows, rule, r) for r in chosen} for rule in rules},
+    }
+
+
+def guarantee_in_words(settings: dict[str, Any], sensitivity: dict[str, Any], summary: dict[str, Any]) -> str:
+    """Return one paragraph that says what is proven, about what, and how sure that is."""
+    tight = summary["certified_accuracy"]["tight"]
+    shown = ", ".join(f"{100 * found['share']:.1f} % at {radius}" for radius, found in tight.items())
+    failure = settings["failure_prob"]
+    return (
+        f"For each of {summary['examples']} test examples, with probability at least {1 - failure:g} over the noise of "
+        "its certification: if the classifier does not abstain, its prediction is that of the smoothed network, and no "
+        "change of the input smaller than the example's radius, measured in "
+        f"{_NORMS[settings['norm']]} in the units of the input, makes the smoothed network predict another class. This "
+        "is about the weights of this run, with the noise they were trained with, and a first layer whose sensitivity "
+        f"is proven to be at most {sensitivity['upper']:.6g} standard deviations per unit of input (and is at least "
+        f"{sensitivity['lower']:.6g}). Right and proven (rule tight): {shown}. It says nothing about changes larger "
+        "than the radius or about whether the prediction is right; among many examples, a share of up to "
+        f"{failure:g} may be wrong. Radii by the rule as-published are the paper's printed formula and no guarantee."
+    )
+
+
+def _right(row: dict[str, Any]) -> bool:
+    return not row["abstained"] and row["prediction"] == row["label"]
