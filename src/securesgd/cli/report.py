@@ -1,0 +1,31 @@
+"""`securesgd report`: one HTML file about a run, or several side by side."""
+
+__all__ = ["report"]
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from securesgd.cli.app import app
+
+
+@app.command(epilog="Example: securesgd report runs/a runs/b --out comparison.html")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; several are compared.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; report.html in the first run's folder if not given.")
+    ] = None,
+) -> None:
+    """Write a report: privacy and robustness statements, attacks, where the noise is, and what is not guaranteed.
+
+    One file without links to the network. It is made from the run folder alone; the ledger is replayed on the way.
+    """
+    from securesgd.report.page import report as make
+
+    path = out or runs[0] / "report.html"
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for line in make(runs, path):
+        console.print(f"[yellow]missing[/] {line}", markup=True)
+    print(path)

@@ -1,0 +1,261 @@
+"""The report: one self-contained HTML file about one run, or several side by side. Reads run folders; no torch."""
+
+__all__ = ["report"]
+
+import base64
+import io
+import json
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from securesgd import __version__
+from securesgd.errors import InvalidInputError
+from securesgd.report.budget_spent_picture import budget_spent_figure
+from securesgd.report.certified import certified_summary
+from securesgd.report.run_record import RunRecord, read_run
+
+
+def report(folders: Sequence[Path], out: Path) -> list[str]:
+    """Write the report of these runs to `out`; return what is missing in them, in words.
+
+    Raises: InvalidInputError if a folder is no run folder, or there is none.
+    """
+    if not folders:
+        raise InvalidInputError("give the folder of a run, or of several")
+    records = [read_run(folder) for folder in folders]
+    runs = [_shown(record, number) for number, record in enumerate(records)]
+    title = runs[0]["title"] if len(runs) == 1 else f"{len(runs)} runs side by side"
+    source = (files("securesgd.report") / "page.html.j2").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    text = environment.from_string(source).render(title=title, runs=runs, version=__version__, made=made)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(out.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(out)
+    return [f"{record.name}: {line}" for record in records for line in record.missing]
+
+
+def _shown(record: RunRecord, number: int) -> dict[str, Any]:
+    """Return what the template shows of one run."""
+    config, model = record.config or {}, record.model or {}
+    robustness = config.get("robustness", {})
+    certified = _certified(record)
+    attacked = _attacked(record)
+    return {
+        "name": record.name,
+        "anchor": f"run-{number}",
+        "title": f"{config.get('method', 'unknown method')} on {config.get('dataset', 'unknown data')}",
+        "subtitle": _subtitle(config, model),
+        "method": config.get("method", "unknown"),
+        "dataset": config.get("dataset", "unknown"),
+        "missing": record.missing,
+        **_privacy(record),
+        "accuracy": _accuracy(record),
+        "test_images": f"{record.metrics['test_images']:,}" if record.metrics else None,
+        "certified": certified,
+        **_headlines(certified, attacked),
+        "curves": _inline(record.folder / "certificates.png"),
+        "without_certificates": _without_certificates(record),
+        "attacked": attacked,
+        "suspicions": _suspicions(record),
+        "gallery": _inline(record.folder / "attacks.png"),
+        "redistribution": _inline(record.folder / "redistribution.png"),
+        "redistribution_words": _redistribution_words(record, robustness),
+        "not_guaranteed": _not_guaranteed(record),
+        "commands": _commands(record),
+        "config_text": record.config_text,
+        "environment": json.dumps(record.environment, indent=2) if record.environment else None,
+    }
+
+
+def _subtitle(config: dict[str, Any], model: dict[str, Any]) -> str:
+    training = config.get("training", {})
+    sizes = model.get("data", {}).get("sizes", {})
+    parts = [f"Network {config.get('network', 'unknown')}"]
+    if sizes:
+        parts.append(f"trained on {sizes.get('train', 0):,} examples")
+    if training:
+        parts.append(f"{training.get('steps', 0):,} steps of expected batch {training.get('batch_size', 0):,}")
+    return ", ".join(parts) + "."
+
+
+def _privacy(record: RunRecord) -> dict[str, Any]:
+    statement = record.statement
+    first = record.ledger[0] if record.ledger else {}
+    epsilon, delta = "–", first.get("delta", "–")
+    if statement is not None:
+        epsilon = "∞" if statement["epsilon"] == "inf" else f"{math.ceil(statement['epsilon'] * 1e4) / 1e4:.4g}"
+        delta = f"{statement['delta']:g}"
+    picture = io.BytesIO()
+    drawn = bool(record.ledger) and budget_spent_figure(record.ledger, picture)
+    return {
+        "statement": statement,
+        "replayed": record.replayed,
+        "agrees": record.agrees,
+        "epsilon": epsilon,
+        "epsilon_shown": {"∞": "not private", "–": "unknown"}.get(epsilon, epsilon),
+        "delta": delta,
+        "releases": _releases(record.ledger),
+        "adjacency": first.get("adjacency", "unknown"),
+        "accountant": f"{str(first.get('accountant', 'unknown')).upper()}, {first.get('accountant_version', '')}",
+        "examples": f"{first.get('dataset_size', 0):,}",
+        "spent": _data_uri(picture.getvalue()) if drawn else None,
+    }
+
+
+def _releases(ledger: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return the ledger's events, equal ones in a row taken together."""
+    shown: list[dict[str, Any]] = []
+    for line in ledger:
+        event = line.get("event")
+        if event is None:
+            continue
+        kind = {key: value for key, value in event.items() if key != "steps"}
+        epsilon = line.get("epsilon")
+        paid = f"{epsilon:.4f}" if isinstance(epsilon, int | float) else "∞"
+        if shown and shown[-1]["kind"] == kind and "steps" in event:
+            shown[-1]["times"] += event["steps"]
+            shown[-1]["epsilon"] = paid
+            continue
+        what = {
+            "sampled-gaussian-steps": "steps of DP-SGD on Poisson samples",
+            "gaussian-release": event.get("label", "a Gaussian release"),
+        }.get(event["kind"], f"{event.get('label', event['kind'])}: {event.get('reason', 'not protected')}")
+        shown.append(
+            {
+                "kind": kind,
+                "what": what,
+                "noise": f"{event['noise_multiplier']:.4f}" if "noise_multiplier" in event else "none",
+                "rate": f"{event['sampling_rate']:.5f}" if "sampling_rate" in event else "–",
+                "times": event.get("steps", 1),
+                "epsilon": paid,
+            }
+        )
+    return [{name: f"{value:,}" if name == "times" else value for name, value in line.items()} for line in shown]
+
+
+def _accuracy(record: RunRecord) -> str | None:
+    return None if record.metrics is None else f"{record.metrics['test_accuracy']:.4f}"
+
+
+def _certified(record: RunRecord) -> list[dict[str, Any]]:
+    shown = []
+    for norm in ("linf", "l2", "l1"):
+        rows = [row for row in record.certificates if row["norm"] == norm]
+        if not rows or norm not in record.certificate_records:
+            continue
+        summary = certified_summary(rows)
+        by_rule = summary["certified_accuracy"]
+        shown.append(
+            {
+                "norm": norm,
+                "examples": f"{len(rows):,}",
+                "words": record.certificate_records[norm]["guarantee"],
+                "radii": list(by_rule["tight"]),
+                "rows": [
+                    {"rule": rule, "shares": list(found.values()), "mean": summary["average_certified_radius"][rule]}
+                    for rule, found in by_rule.items()
+                ],
+            }
+        )
+    return shown
+
+
+def _headlines(certified: list[dict[str, Any]], attacked: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the numbers that stand at the top: the middle radius of the first norm, and the worst attack."""
+    shown: dict[str, Any] = {
+        "headline_certified": None, "headline_certified_number": None, "headline_certified_label": "certified accuracy",
+        "headline_attacked": None, "headline_attacked_number": None, "headline_attacked_label": "accuracy under attack",
+    }  # fmt: skip
+    if certified:
+        part = certified[0]
+        middle = len(part["radii"]) // 2
+        tight = next(row for row in part["rows"] if row["rule"] == "tight")["shares"][middle]
+        number, where = f"{tight['share']:.3f}", f"at {part['norm']} {part['radii'][middle]}"
+        shown |= {
+            "headline_certified": f"{number} {where}",
+            "headline_certified_number": number,
+            "headline_certified_label": f"proven right {where}, {part['examples']} examples",
+        }
+    if attacked:
+        worst = min(attacked, key=lambda row: row["attacked"]["share"])
+        number = f"{worst['attacked']['share']:.3f}"
+        where = f"{worst['attack']}, {worst['norm']} {worst['budget']}"
+        shown |= {
+            "headline_attacked": f"{number} ({where})",
+            "headline_attacked_number": number,
+            "headline_attacked_label": f"accuracy under the worst attack ({where})",
+        }
+    return shown
+
+
+def _attacked(record: RunRecord) -> list[dict[str, Any]]:
+    return []
+
+
+def _suspicions(record: RunRecord) -> list[str]:
+    return []
+
+
+def _without_certificates(record: RunRecord) -> str:
+    if (record.folder / "redistribution.json").exists():
+        return f"No prediction is certified yet. Run: securesgd certify {record.folder}"
+    return "This network has no noise in its first layer: nothing can be proven about its predictions."
+
+
+def _redistribution_words(record: RunRecord, robustness: dict[str, Any]) -> str:
+    try:
+        way = json.loads((record.folder / "redistribution.json").read_text(encoding="utf-8"))["way"]
+    except (OSError, ValueError, KeyError):
+        way = "unknown"
+    place = str(robustness.get("place", "first-layer")).replace("-", " ")
+    costs = {
+        "private": "Its release from the private data is in the ledger.",
+        "learned": "It was trained like any other parameter, inside the steps of DP-SGD, at no extra cost.",
+        "as-published": "It was computed on the private data without protection: the privacy statement is void.",
+    }
+    return f"Noise at the {place}, shared out by {way} r. {costs.get(way, 'It does not look at the private data.')}"
+
+
+def _not_guaranteed(record: RunRecord) -> list[str]:
+    lines = [
+        "Privacy is for one training example added or removed. Groups of people, or one person with several examples, "
+        "are protected less.",
+        "Settings were chosen by people who may have looked at this or similar data; such a search is in no budget.",
+        "The test set is not protected: accuracies, certificates and attacked images are about it.",
+        "Certificates are about changes of the input measured in the stated norm. Rotations, other cameras or other "
+        "kinds of pictures are not covered.",
+        "A certificate does not say that a prediction is right, only that it stays the same.",
+        "Floating-point arithmetic is not covered: noise is drawn and added in finite precision.",
+    ]
+    if record.statement is not None and not record.statement["guaranteed"]:
+        lines.insert(0, f"Privacy itself: {'; '.join(record.statement['reasons'])}.")
+    return lines
+
+
+def _commands(record: RunRecord) -> str:
+    lines = [f"securesgd report {record.folder.name}          # replays the ledger and checks its digests"]
+    if record.certificates:
+        norms = ",".join(sorted({row["norm"] for row in record.certificates}))
+        settings = next(iter(record.certificate_records.values()), {}).get("settings", {})
+        lines.append(
+            f"securesgd certify {record.folder.name} --norm {norms} --draws {settings.get('draws', 10000)} "
+            f"--failure-prob {settings.get('failure_prob', 0.001):g} --seed 1 --again   # with fresh noise"
+        )
+    lines.append("securesgd train --config config.toml --out again     # the same settings with new secret noise")
+    return "\n".join(lines)
+
+
+def _inline(path: Path) -> str | None:
+    return _data_uri(path.read_bytes()) if path.exists() else None
+
+
+def _data_uri(image: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(image).decode()
