@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 
+from securesgd.adlm.settings import AdlmSettings
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.methods import method
 from securesgd.models.noisy import Place
@@ -64,6 +65,8 @@ class RobustnessSettings:
             epsilon_checked(name, getattr(self, name))
         if self.unit is not None:
             epsilon_checked("unit", self.unit)
+        if not 0 < self.robust_delta < 1:
+            raise InvalidInputError(f"robust_delta is {self.robust_delta!r}; valid: 0 < robust_delta < 1")
         if not 0 <= self.r_step < 1:
             raise InvalidInputError(f"r_step is {self.r_step!r}; valid: a share of the steps, 0 <= r_step < 1")
 
@@ -87,6 +90,8 @@ class RunConfig:
     public_dataset: str | None = None
     """For redistribution = "public": a data set declared public."""
     robustness: RobustnessSettings = field(default_factory=RobustnessSettings)
+    adlm: AdlmSettings | None = None
+    """For the method adlm, and no other."""
     training: TrainingSettings
 
     def __post_init__(self) -> None:
@@ -95,6 +100,8 @@ class RunConfig:
         count_checked("seed", self.seed, at_least=0)
         if chosen.private != self.training.private:
             raise InvalidInputError(f"method {self.method} has training.private = {chosen.private}".lower())
+        if chosen.adlm != (self.adlm is not None):
+            raise InvalidInputError(f"the table [adlm] is for the method adlm and needed by it, got {self.method}")
         if chosen.noisy:
             self.robustness.radius_per_std(chosen.mechanism)  # classic refuses robust_epsilon > 1 here, not later
         if self.way == "public" and self.public_dataset is None:
@@ -110,9 +117,9 @@ class RunConfig:
     def to_toml(self) -> str:
         """Return the text of `config.toml`. The seed of the noise, if one is fixed, is in it; a secret never is."""
         values = asdict(self)
-        tables = {name: values.pop(name) for name in ("robustness", "training")}
+        tables = {name: values.pop(name) or {} for name in ("robustness", "adlm", "training")}
         text = "".join(_line(name, value) for name, value in values.items() if value is not None)
-        for name, table in tables.items():
+        for name, table in ((name, table) for name, table in tables.items() if table):
             text += f"\n[{name}]\n" + "".join(_line(k, v) for k, v in table.items() if v is not None)
         return text
 
@@ -121,6 +128,8 @@ class RunConfig:
         """Return the configuration of nested dictionaries."""
         top, robust = _known(values, cls, "run"), dict(values.get("robustness", {}))
         top["robustness"] = RobustnessSettings(**_known(robust, RobustnessSettings, "robustness"))
+        if "adlm" in values:
+            top["adlm"] = AdlmSettings(**_known(dict(values["adlm"]), AdlmSettings, "adlm"))
         top["training"] = TrainingSettings.from_dict(dict(values.get("training", {})))
         missing = [name for name in ("dataset", "method", "network") if name not in top]
         if missing:
@@ -133,14 +142,14 @@ def run_config(
 ) -> RunConfig:
     """Return the configuration of a data set and method: preset, then `file`, then `changes` (names dotted or bare)."""
     given = _read(file) if file else {}
-    changes = {_dotted(name): value for name, value in changes.items() if value is not None}
     dataset = dataset or given.get("dataset")
     method_name = method_name or given.get("method")
     if not dataset or not method_name:
         raise InvalidInputError(
             "a data set and a method are needed: --dataset and --method, or a config file with both"
         )
-    private = method(method_name).private
+    private, adlm = method(method_name).private, method(method_name).adlm
+    changes = {_dotted(name, adlm): value for name, value in changes.items() if value is not None}
     values = preset(dataset, method_name)
     for source in (given, {"dataset": dataset, "method": method_name}):
         for name, value in source.items():
@@ -159,11 +168,12 @@ def run_config(
     return RunConfig.from_dict(values)
 
 
-def _dotted(name: str) -> str:
-    """Return `name` with its table: a bare name is looked for everywhere."""
+def _dotted(name: str, adlm: bool) -> str:
+    """Return `name` with its table: a bare name is looked for everywhere, first of all in [adlm] for that method."""
     places = {f.name: "" for f in fields(RunConfig)}
     places |= {f.name: "robustness." for f in fields(RobustnessSettings)}
     places |= {f.name: "training." for f in fields(TrainingSettings)}
+    places |= {f.name: "adlm." for f in fields(AdlmSettings)} if adlm else {}
     table, _, key = name.rpartition(".")
     if key not in places or (table and f"{table}." != places[key]):
         raise InvalidInputError(f"unknown setting {name!r}: {nearest(key, places)}")

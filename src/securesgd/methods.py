@@ -5,6 +5,8 @@ method             private  noise in first layer   what it is
 =================  =======  =====================  ==================================================================
 sgd                no       no                     plain stochastic gradient descent
 dpsgd              yes      no                     DP-SGD (Abadi et al. 2016)
+adlm               no       no                     Adaptive Laplace Mechanism (Phan et al. 2017) as published; its claim
+                                                   of privacy is not endorsed (docs/adlm.md)
 secure-sgd         yes      redistributed          Secure-SGD with HGM, here with the exact calibration
 secure-sgd-agm     yes      uniform                the paper's comparison: analytic calibration, no redistribution
 pixeldp            no       uniform, ε_r <= 1      PixelDP (Lécuyer et al. 2019), classic calibration
@@ -32,11 +34,14 @@ class Method:
     """Calibration of the first layer's noise."""
     redistribution: str = "uniform"
     """Default way to obtain r."""
+    adlm: bool = False
+    """Whether input and loss get AdLM's Laplace noise in training; configured in `[adlm]`."""
 
 
 METHODS = {
     "sgd": Method(private=False, noisy=False),
     "dpsgd": Method(private=True, noisy=False),
+    "adlm": Method(private=False, noisy=False, adlm=True),
     "secure-sgd": Method(private=True, noisy=True, redistribution="learned"),
     "secure-sgd-agm": Method(private=True, noisy=True),
     "pixeldp": Method(private=False, noisy=True, mechanism="classic"),

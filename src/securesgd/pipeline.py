@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from securesgd.adlm.network import AdlmNetwork, seen_shape
+from securesgd.adlm.preparation import adlm_choices
 from securesgd.config import RunConfig
 from securesgd.data.load import LoadedData, load
 from securesgd.environment import environment
@@ -84,7 +86,12 @@ def _trained(config: RunConfig, folder: Path, on_step: Callable[[StepReport, flo
     """Load, build, train and write the records of a run whose folder is claimed."""
     data = load(config.dataset, holdout=config.holdout, seed=config.seed)
     model = build_model(config, data.input_shape, data.classes)
-    noisy = method(config.method).noisy
+    if isinstance(model, AdlmNetwork):
+        choices = adlm_choices(model, config.training)
+    else:
+        noisy = method(config.method).noisy
+        interlude = _interlude(config) if noisy and config.way in _FROM_GRADIENTS else None
+        choices = {"project": sensitivity_control(config, model), "interlude": interlude}
     result = train(
         model,
         (data.train_inputs, data.train_targets),
@@ -92,8 +99,7 @@ def _trained(config: RunConfig, folder: Path, on_step: Callable[[StepReport, flo
         folder,
         resume=True,  # the folder is ours: a new run has a configuration in it and nothing else
         on_step=None if on_step is None else _watched(model, data, on_step),
-        project=sensitivity_control(config, model),
-        interlude=_interlude(config) if noisy and config.way in _FROM_GRADIENTS else None,
+        **choices,
     )
     if isinstance(model, NoisyNetwork):
         r = _final_redistribution(config, model)
@@ -140,9 +146,13 @@ def load_run(folder: Path) -> tuple[RunConfig, nn.Module]:
 
 def build_model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return the network of a configuration, freshly initialised from its seed, with its noise if it has any."""
+    adlm = config.adlm
+    seen = input_shape if adlm is None else seen_shape(input_shape, adlm)
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        plain = network(config.network, input_shape, classes)  # type: ignore[arg-type]
+        plain = network(config.network, seen, classes, hidden=adlm and adlm.hidden)  # type: ignore[arg-type]
+    if adlm is not None:
+        return AdlmNetwork(plain, input_shape, adlm)
     if not method(config.method).noisy:
         return plain
     model = NoisyNetwork(plain, input_shape, place=config.robustness.place)  # type: ignore[arg-type]

@@ -34,6 +34,14 @@ def test_examples_are_treated_one_by_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+def test_the_last_hidden_layer_has_the_width_asked_for(name: str) -> None:
+    widths = [m.out_features for m in network(name, (1, 28, 28), 10, hidden=25) if isinstance(m, nn.Linear)]
+    assert widths == [25, 10]
+    own = [m.out_features for m in network(name, (1, 28, 28), 10) if isinstance(m, nn.Linear)]
+    assert own == [{"cifar-cnn": 256, "mnist-cnn": 256}.get(name, 32), 10]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
 def test_the_seed_decides_the_weights(name: str) -> None:
     states = []
     for seed in (1, 1, 2):
@@ -52,3 +60,5 @@ def test_wrong_arguments_are_refused() -> None:
         network("tanh-cnn", (1, 4, 4), 10)
     with pytest.raises(InvalidInputError, match="classes is 1"):
         network("mnist-cnn", (1, 28, 28), 1)
+    with pytest.raises(InvalidInputError, match="hidden is 0"):
+        network("mnist-cnn", (1, 28, 28), 10, hidden=0)

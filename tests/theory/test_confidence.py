@@ -137,3 +137,15 @@ def test_bounds_near_one_and_for_many_draws_are_rounded_outwards():
     assert upper**24_662 >= 1 - 1.56e-12  # P(fewer than all) at the bound; rounded inwards it would be 1 − 2.7e-12
     lower, _ = anytime_bounds(0.5e9, 1e9, 0.05)
     assert anytime_log_evidence(0.5e9, 1e9, lower) >= -np.log(0.05) + 1e-5
+
+
+def test_a_bet_placed_anywhere_is_fair_and_placed_well_is_tighter():
+    """Any prior gives a supermartingale; one near the truth narrows the bounds, one far from it widens them."""
+    for prior in ((0.5, 0.5), (90.5, 10.5), (3.0, 200.0)):
+        for m in (0.1, 0.8):
+            wealth = np.exp(anytime_log_evidence([0, 1], 1, m, prior))
+            assert (1 - m) * wealth[0] + m * wealth[1] == pytest.approx(1)
+    widths = [np.subtract(*anytime_bounds(900, 1_000, 0.01, prior)[::-1]) for prior in ((90, 10), (0.5, 0.5), (10, 90))]
+    assert widths == sorted(widths)
+    with pytest.raises(InvalidInputError, match="prior must be finite and > 0"):
+        anytime_bounds(9, 10, 0.01, (0.0, 1.0))

@@ -27,7 +27,9 @@ def admitted(model: nn.Module, inputs: Tensor, input_range: tuple[float, float] 
             "wrap it in NoisyNetwork, or train with secure-sgd, secure-sgd-agm, pixeldp or hgm-pixeldp"
         )
     noisy = set(model.noisy.modules())  # linear, scaled, noisy: the same in either mode
-    training = [name or "the model" for name, module in model.named_modules() if module.training and module not in noisy]
+    training = [
+        name or "the model" for name, module in model.named_modules() if module.training and module not in noisy
+    ]
     if training:
         raise InvalidInputError(f"{training[0]} is in training mode; call model.eval() first")
     for name, module in model.named_modules():
@@ -42,15 +44,17 @@ def admitted(model: nn.Module, inputs: Tensor, input_range: tuple[float, float] 
     return network
 
 
-def indices_of(indices: ArrayLike | None, count: int) -> NDArray[np.int64]:
+def indices_of(indices: ArrayLike | None, count: int, *, unique: bool = True) -> NDArray[np.int64]:
     """Return the examples' indices in their data set, 0, 1, … if none are given."""
     if indices is None:
         return np.arange(count)
     chosen = np.asarray(indices)
     if chosen.shape != (count,) or not np.issubdtype(chosen.dtype, np.integer):
         raise InvalidInputError(f"indices must be {count} whole numbers, one per input, got shape {chosen.shape}")
-    if count and (chosen.min() < 0 or chosen.max() >= 2**31 or len(np.unique(chosen)) < count):
-        raise InvalidInputError("indices must be >= 0, below 2³¹ and different from each other")
+    if count and (chosen.min() < 0 or chosen.max() >= 2**31):
+        raise InvalidInputError(f"indices must be in 0..2³¹ − 1, got {chosen.min()} to {chosen.max()}")
+    if unique and len(np.unique(chosen)) < count:
+        raise InvalidInputError("indices must be different from each other")
     return chosen.astype(np.int64)
 
 

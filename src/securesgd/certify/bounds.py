@@ -75,7 +75,7 @@ class Pilot:
             fixed(expected, counted, cls(totals, draws, top, chosen), failure_prob).radius()
             for chosen in (nobody, ~nobody)
         )
-        return cls(totals, draws, top, each > rest)
+        return cls(totals, draws, top, (each > rest) | (rest == 0))
 
     def shares(self, totals: Array, draws: int) -> tuple[Array, Array]:
         """Return the shares that p and q are bounds of: the top class's, and the best other's or the rest's."""

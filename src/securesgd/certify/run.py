@@ -1,22 +1,28 @@
-"""`securesgd certify`: certificates of a run's test examples, kept in its folder as they come.
+"""The certificates of a run's test examples, kept in its folder as they come.
 
 `certificates.csv` has a row per norm and example, `certificates.json` an entry per norm that says what was asked, with
-which weights, and what is guaranteed. An example's certificate does not depend on the others, so a certification that
-was interrupted, or asked for more examples later, goes on where it was.
+which weights and data, and what is guaranteed. An example's certificate does not depend on the others, so a
+certification that was interrupted, or asked for more examples later, goes on where it was; and votes do not depend on
+the norm, so another norm by the same settings needs no draws at all.
 """
 
-__all__ = ["CERTIFICATES", "RECORD", "certify_run"]
+__all__ = ["CERTIFICATES", "RECORD", "SENSITIVITIES", "certify_run"]
 
+import hashlib
 import json
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from securesgd.certify.certificates import ALL_RULES, Certificates
-from securesgd.certify.certify import CertifyProgress, certify
+from securesgd.certify.certificates import ALL_RULES, Certificates, published_whitened_sensitivity, radii
+from securesgd.certify.certification import CertifyProgress, certify
+from securesgd.certify.noise import stream_of
 from securesgd.certify.settings import CertifySettings
 from securesgd.certify.weights import fingerprint, known_sensitivity
 from securesgd.errors import DamagedFileError, InvalidInputError
@@ -24,9 +30,13 @@ from securesgd.models.noisy import NoisyNetwork
 from securesgd.report.certified import certified_summary, guarantee_in_words
 from securesgd.report.rows import read_rows, write_json, write_rows
 from securesgd.theory import Sensitivity
+from securesgd.training.processes import Processes
 
 CERTIFICATES, RECORD, SENSITIVITIES = "certificates.csv", "certificates.json", "sensitivity.json"
-_PART = 256  # examples between two writes
+_FIRST_PART, _LARGEST_PART, _SECONDS = 32, 512, 20  # examples between two writes, and how far apart those should be
+_WHOLE = ("index", "label", "prediction", "abstained", "draws")
+
+Row = dict[str, Any]
 
 
 def certify_run(
@@ -37,71 +47,126 @@ def certify_run(
     norms: Sequence[str],
     settings: CertifySettings,
     *,
+    examples: int | None = None,
     again: bool = False,
     on_progress: Callable[[float, int], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Certify examples 0, 1, … of a run's test set that have no certificate yet; return the record of each norm.
+    """Certify the first `examples` of a run's test set that have no certificate yet; return the record of each norm.
 
-    All norms share the votes: one statement of failure probability covers an example's radii in all of them.
-    Raises: InvalidInputError if the folder has certificates by other settings (unless `again`), DamagedFileError if
-    they are about other weights or the files are broken. Nothing else is overwritten.
+    Guarantee: that of `certify`; all norms share the votes, so one failure probability covers an example's radii in all
+    of them. Whatever is on disk at any moment is true and complete for the examples it names. Under torch.distributed
+    all processes take part and the first one writes.
+    Raises: InvalidInputError if the folder has certificates by other settings, DamagedFileError if they are about other
+    weights or data or the files are broken. `again` replaces them; nothing is overwritten otherwise.
     """
-    weights = fingerprint(model)
-    known = {norm: known_sensitivity(model, norm, folder / SENSITIVITIES) for norm in norms}
     if settings.adaptive and len(norms) > 1:
         raise InvalidInputError("a radius or tolerance is in one norm; ask for one norm at a time")
-    records, rows = _read(folder)
-    asked = {norm: _asked(settings, norm, weights) for norm in norms}
-    for norm in norms:
-        if norm not in records:
-            continue
-        if records[norm]["weights"] != weights:
-            raise DamagedFileError(f"{folder / CERTIFICATES} is about other weights than the model's; move it away")
-        if records[norm]["settings"] != asked[norm]["settings"]:
-            if not again:
-                change = _change(records[norm], asked[norm])
-                raise InvalidInputError(
-                    f"{folder / CERTIFICATES} has {norm} certificates by other settings ({change}); use the same, or "
-                    "--again to replace them"
-                )
-            rows = [row for row in rows if row["norm"] != norm]
-            del records[norm]
-    done = [{int(row["index"]) for row in rows if row["norm"] == norm} for norm in norms]
-    todo = np.array([i for i in range(len(inputs)) if not all(i in there for there in done)], dtype=np.int64)
-    for start in range(0, len(todo), _PART):
-        part = todo[start : start + _PART]
+    processes = Processes()
+    asked = {norm: _asked(replace(settings, norm=norm), model, inputs, targets) for norm in norms}
 
-        def progress(report: CertifyProgress, before: int = start) -> None:
-            if on_progress is not None:
-                on_progress(before + report.examples, len(todo))
+    def begin() -> tuple[dict[str, Sensitivity], dict[str, Any], list[Row]]:
+        records, rows = _kept(folder, asked, again)  # a refusal comes before the work
+        bounds = {norm: known_sensitivity(model, norm, folder / SENSITIVITIES, again=again) for norm in norms}
+        return bounds, records, rows
 
-        found = certify(
-            model,
-            inputs[part],
-            _in(settings, norms[0]),
-            indices=part,
-            on_progress=progress,
-            sensitivity=known[norms[0]],
-        )
-        for norm, there in zip(norms, done, strict=True):
-            shown = found if norm == norms[0] else found.in_norm(norm, model, known[norm])
-            rows += [row for row in _rows(shown, targets) if row["index"] not in there]
-        rows.sort(key=lambda row: (row["norm"], int(row["index"])))
+    bounds, records, rows = processes.on_first(begin)
+    rows += _from_other_norms(rows, records, asked, bounds, model)
+    wanted = np.arange(len(inputs) if examples is None else examples)
+    todo = _todo(wanted, rows, norms)
+    done, size = 0, _FIRST_PART * processes.count
+
+    def save() -> dict[str, dict[str, Any]]:
+        rows.sort(key=lambda row: (row["norm"], row["index"]))
         write_rows(folder / CERTIFICATES, rows)
-        records |= {norm: _record(asked[norm], known[norm], rows) for norm in norms}
+        records.update({norm: _record(asked[norm], bounds[norm], rows) for norm in norms})
         write_json(folder / RECORD, records)
-    return {norm: records[norm] for norm in norms}
+        return {norm: records[norm] for norm in norms}
+
+    while done < len(todo):
+        part, started = todo[done : done + size], time.perf_counter()
+
+        def progress(report: CertifyProgress, before: int = done, count: int = len(part)) -> None:
+            if on_progress is not None:
+                on_progress(before + count * report.examples / max(1, report.of), len(todo))
+
+        first = replace(settings, norm=norms[0])
+        found = certify(
+            model, inputs[part], first, indices=part, on_progress=progress, sensitivity=bounds[norms[0]]
+        )  # fmt: skip
+        for norm in norms:
+            there = {row["index"] for row in rows if row["norm"] == norm}
+            shown = found if norm == norms[0] else found.in_norm(norm, model, bounds[norm])
+            rows += [row for row in _rows(shown, targets) if row["index"] not in there]
+        processes.on_first(save)
+        done += len(part)
+        # Whatever this clock says: all processes go by the first one's.
+        seconds = processes.on_first(lambda started=started: time.perf_counter() - started)  # type: ignore[misc]
+        size = int(np.clip(_SECONDS * len(part) / seconds, size, _LARGEST_PART * processes.count))
+    return processes.on_first(save)
 
 
-def _asked(settings: CertifySettings, norm: str, weights: str) -> dict[str, Any]:
-    return {"weights": weights, "settings": json.loads(json.dumps(_in(settings, norm).json()))}
+def _asked(settings: CertifySettings, model: NoisyNetwork, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
+    """Return what a record must agree with for its rows to be the same as those that would be made now."""
+    data = hashlib.sha256()
+    for tensor in (inputs, targets):
+        data.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        data.update(tensor.contiguous().numpy().data)
+    return {"weights": fingerprint(model), "data": data.hexdigest(), "settings": settings.json()}
 
 
-def _in(settings: CertifySettings, norm: str) -> CertifySettings:
-    return CertifySettings(**{**settings.__dict__, "norm": norm})
+def _kept(folder: Path, asked: dict[str, Any], again: bool) -> tuple[dict[str, Any], list[Row]]:
+    """Return the records and rows in the folder that stay. Raises if some would not, unless `again`."""
+    records, rows = _read(folder)
+    new = next(iter(asked.values()))
+    for norm, record in list(records.items()):
+        other = [name for name in ("weights", "data") if record[name] != new[name]]
+        if other and not again:
+            raise DamagedFileError(
+                f"{folder / CERTIFICATES} is about other {other[0]} than the run's: one of them was replaced; "
+                "--again makes new certificates"
+            )
+        if norm in asked and record["settings"] != asked[norm]["settings"] and not again:
+            raise InvalidInputError(
+                f"{folder / CERTIFICATES} has {norm} certificates by other settings ({_change(record, asked[norm])}); "
+                "use the same, or --again to replace them"
+            )
+        if other or (again and norm in asked):
+            del records[norm]
+    return records, [row for row in rows if row["norm"] in records]
 
 
-def _record(asked: dict[str, Any], bound: Sensitivity, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _todo(wanted: NDArray[np.int64], rows: list[Row], norms: Sequence[str]) -> NDArray[np.int64]:
+    """Return the examples without a row in some norm, those that share noise side by side."""
+    there = [{row["index"] for row in rows if row["norm"] == norm} for norm in norms]
+    todo = np.array([i for i in wanted if not all(i in indices for indices in there)], dtype=np.int64)
+    return todo[np.lexsort((todo, stream_of(todo)))]
+
+
+def _from_other_norms(
+    rows: list[Row],
+    records: dict[str, Any],
+    asked: dict[str, Any],
+    bounds: dict[str, Sensitivity],
+    model: NoisyNetwork,
+) -> list[Row]:
+    """Return rows in norms that have none yet, from the votes of a norm that was certified by the same settings."""
+    made: list[Row] = []
+    for norm in (norm for norm in asked if norm not in records):
+        same = asked[norm]["settings"] | {"norm": None}
+        source = next((n for n, r in records.items() if r["settings"] | {"norm": None} == same), None)
+        if source is None or same["radius"] is not None or same["tolerance"] is not None:
+            continue
+        old = [row for row in rows if row["norm"] == source]
+        p, q = (np.array([row[name] for row in old]) for name in ("p_lower", "q_upper"))
+        found = radii(p, q, bounds[norm], published_whitened_sensitivity(model, bounds[norm]))
+        made += [
+            {**row, "norm": norm} | {f"radius_{rule}": float(found[rule][i]) for rule in ALL_RULES}
+            for i, row in enumerate(old)
+        ]
+    return made
+
+
+def _record(asked: dict[str, Any], bound: Sensitivity, rows: list[Row]) -> dict[str, Any]:
     mine = [row for row in rows if row["norm"] == bound.norm]
     proof = {"upper": bound.upper, "lower": bound.lower, "method": bound.method}
     summary = certified_summary(mine)
@@ -109,7 +174,7 @@ def _record(asked: dict[str, Any], bound: Sensitivity, rows: list[dict[str, Any]
     return {**asked, "sensitivity": proof, "examples": len(mine), "summary": summary, "guarantee": words}
 
 
-def _rows(found: Certificates, targets: Tensor) -> list[dict[str, Any]]:
+def _rows(found: Certificates, targets: Tensor) -> list[Row]:
     labels = targets.numpy()
     return [
         {
@@ -128,22 +193,25 @@ def _rows(found: Certificates, targets: Tensor) -> list[dict[str, Any]]:
     ]
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
     """Return what is there: records by norm, and rows."""
-    rows, record = folder / CERTIFICATES, folder / RECORD
-    if not rows.exists() and not record.exists():
+    table, record = folder / CERTIFICATES, folder / RECORD
+    if not table.exists() and not record.exists():
         return {}, []
     try:
-        records = json.loads(record.read_text(encoding="utf-8"))
-        present = read_rows(rows)
+        # A crash before the first record leaves rows of nobody: they are made again, with the same result.
+        records = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+        rows = [row | {name: int(row[name]) for name in _WHOLE} for row in read_rows(table)]
         for entry in records.values():
-            entry["weights"], entry["settings"]
-        # A crash between the two files leaves rows without an entry: they are made again, with the same result.
-        return records, [row for row in present if row["norm"] in records]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFileError(f"{record} or {rows.name} is damaged ({error}); move both away") from None
+            entry["weights"], entry["data"], entry["settings"]["norm"]
+        if any(f"radius_{rule}" not in row for row in rows[:1] for rule in ALL_RULES):
+            raise ValueError("columns are missing")
+        return records, rows
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, DamagedFileError) as error:
+        raise DamagedFileError(f"{table} or {record.name} is damaged ({error}); move both away") from None
 
 
 def _change(there: dict[str, Any], asked: dict[str, Any]) -> str:
+    """Return what differs, as it is in the folder."""
     changed = [name for name, value in asked["settings"].items() if there["settings"].get(name) != value]
     return ", ".join(f"{name} {there['settings'].get(name)}" for name in changed)

@@ -3,20 +3,20 @@
 __all__ = ["CertifiedClassifier", "Verified", "verify"]
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from securesgd.certify.certificates import Certificates, sensitivity_of
-from securesgd.certify.certify import certify
+from securesgd.certify.certification import certify
 from securesgd.certify.settings import CertifySettings
+from securesgd.certify.weights import fingerprint
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.theory import Sensitivity
-
-ABSTAIN = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,24 +50,25 @@ def verify(model: nn.Module, x: Tensor, radius: float, **settings: object) -> Ve
 
 
 class CertifiedClassifier:
-    """A noisy network as a scikit-learn user expects it: `predict` arrays, with −1 where it abstains.
+    """A noisy network as a scikit-learn user expects it: arrays in, predictions out, masked where it abstains.
 
-    Guarantee: each prediction that is not −1 is the smoothed classifier's class with probability >= 1 − failure_prob;
-    `certify` gives radii. Calls with the same seed use the same noise: give `certify` the examples' indices, or ask
-    about all examples at once, if answers are to be combined.
+    Guarantee: each prediction that is not masked is the smoothed classifier's class with probability
+    >= 1 − failure_prob; `certify` gives radii. The weights may change between calls; each call is about those it finds.
+    Calls with the same seed use the same noise for the same row number (or index): ask about all examples at once, or
+    give their indices, if answers are to be combined.
     """
 
     def __init__(self, model: nn.Module, settings: CertifySettings | None = None) -> None:
         if not isinstance(model, NoisyNetwork):
             raise InvalidInputError(f"{type(model).__name__} has no noise in its first layer; wrap it in NoisyNetwork")
         self.model, self.settings = model, settings or CertifySettings(draws=1_000)
-        self._known: Sensitivity | None = None
+        self._known: tuple[str, Sensitivity] | None = None
 
-    def predict(self, X: ArrayLike | Tensor) -> NDArray[np.int64]:
-        """Return a class per row of X, −1 where the draws do not prove one."""
+    def predict(self, X: ArrayLike | Tensor) -> np.ma.MaskedArray[Any, np.dtype[np.int64]]:
+        """Return a class per row of X, masked where the draws do not prove one (`.filled(-1)` for a plain array)."""
         # Radius 0 is the question "is the top class proven?": drawing stops as soon as it is.
         found = self._certified(X, replace(self.settings, radius=0.0, tolerance=None))
-        return np.where(found.abstained, ABSTAIN, found.prediction)
+        return np.ma.MaskedArray(found.prediction, mask=found.abstained)
 
     def certify(self, X: ArrayLike | Tensor, indices: ArrayLike | None = None) -> Certificates:
         """Return the certificates of the rows of X by the classifier's settings."""
@@ -75,12 +76,14 @@ class CertifiedClassifier:
 
     def score(self, X: ArrayLike | Tensor, y: ArrayLike) -> float:
         """Return the share of rows predicted right; an abstention is wrong."""
-        return float((self.predict(X) == np.asarray(y)).mean())
+        found = self.predict(X)
+        return float(((found.data == np.asarray(y)) & ~np.ma.getmaskarray(found)).mean())
 
     def _certified(
         self, X: ArrayLike | Tensor, settings: CertifySettings, indices: ArrayLike | None = None
     ) -> Certificates:
         inputs = X if isinstance(X, Tensor) else torch.as_tensor(np.asarray(X), dtype=torch.float32)
-        if self._known is None:
-            self._known = sensitivity_of(self.model, settings.norm, None)
-        return certify(self.model, inputs, settings, indices=indices, sensitivity=self._known)
+        weights = fingerprint(self.model.noisy)  # Δ of other weights would prove nothing
+        if self._known is None or self._known[0] != weights:
+            self._known = weights, sensitivity_of(self.model, settings.norm, None)
+        return certify(self.model, inputs, settings, indices=indices, sensitivity=self._known[1])

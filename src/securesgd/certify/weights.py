@@ -17,37 +17,40 @@ from securesgd.report.rows import write_json
 from securesgd.theory import Sensitivity
 
 
-def fingerprint(model: nn.Module) -> str:
-    """Return a digest of every weight and buffer: two models with the same one give the same certificates."""
+def fingerprint(module: nn.Module) -> str:
+    """Return a digest of every weight and buffer, and of the kinds of layers: the same one, the same certificates."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, part in module.named_modules():
+        digest.update(f"{name} {type(part).__name__}".encode())
+    for name, tensor in sorted(module.state_dict().items()):
         values = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {values.dtype} {list(values.shape)}".encode())
         digest.update(values.flatten().numpy().tobytes())
     return digest.hexdigest()
 
 
-def known_sensitivity(model: NoisyNetwork, norm: str, path: Path) -> Sensitivity:
-    """Return Δ of the layer in `norm`, proven now or read from `path`, where it is kept with the weights' fingerprint.
+def known_sensitivity(model: NoisyNetwork, norm: str, path: Path, *, again: bool = False) -> Sensitivity:
+    """Return Δ of the layer in `norm`, proven now or read from `path`, where it is kept with the layer's fingerprint.
 
-    Raises: DamagedFileError if the file is about other weights, or is not such a file: it is left untouched.
+    Raises: DamagedFileError if the file is about other weights, or is not such a file: it is left untouched. `again`
+    proves Δ anew and replaces it.
     """
-    weights = fingerprint(model)
+    weights = fingerprint(model.noisy)
     known: dict[str, Any] = {}
     if path.exists():
-        known = _read(path)
-        if known["weights"] != weights:
+        content = _read(path)
+        if content["weights"] == weights:
+            known = content["norms"]
+        elif not again:
             raise DamagedFileError(
-                f"{path} is about other weights than the model's: one of them was replaced. If that was meant, delete "
-                f"{path.name} and the certificates beside it"
+                f"{path} is about other weights than the model's: one of them was replaced; --again proves it anew"
             )
-        if norm in known["norms"]:
-            entry = known["norms"][norm]
-            return Sensitivity(norm=norm, **entry | {"direction": np.array(entry["direction"])})
+    if norm in known and not again:
+        return Sensitivity(norm=norm, **known[norm] | {"direction": np.array(known[norm]["direction"])})
     found = model.sensitivity(norm)  # type: ignore[arg-type]
     kept = asdict(found) | {"direction": found.direction.tolist()}
     del kept["norm"]
-    write_json(path, {"weights": weights, "norms": known.get("norms", {}) | {norm: kept}})
+    write_json(path, {"weights": weights, "norms": known | {norm: kept}})
     return found
 
 
@@ -60,4 +63,4 @@ def _read(path: Path) -> dict[str, Any]:
         str(content["weights"])
         return content
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFileError(f"{path} is not a record of sensitivities ({error}); delete it") from None
+        raise DamagedFileError(f"{path} is not a record of sensitivities ({error}); move it away") from None

@@ -3,6 +3,7 @@
 __all__ = ["certify"]
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,12 +39,17 @@ def certify(
     selection_draws: Annotated[int, typer.Option(help="Draws that choose the class, apart from the others.")] = 100,
     seed: Annotated[int, typer.Option(help="Of the noise.")] = 0,
     again: Annotated[bool, typer.Option("--again", help="Replace certificates made by other settings.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Then search the certified balls for a counter-example; exit 1 if there is one."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Certify predictions: the class, and a radius within which no change of the input can make it another one.
 
     Writes certificates.csv (a row per example), certificates.json and certificates.png into the run folder. Stop
-    whenever you like: the same command goes on where it was.
+    whenever you like: the same command goes on where it was. Under torchrun all processes share the work:
+    [dim]torchrun --nproc-per-node 4 --no-python securesgd certify runs/a[/]
     """
     from securesgd.certify.certificates import ALL_RULES
     from securesgd.certify.run import CERTIFICATES, certify_run
@@ -55,6 +61,7 @@ def certify(
     from securesgd.report.curves import certified_curves_figure
     from securesgd.report.rows import read_rows
     from securesgd.training.memory import keep_memory
+    from securesgd.training.processes import Processes
 
     keep_memory()
     config, model = load_run(run)
@@ -76,23 +83,80 @@ def certify(
         raise InvalidInputError(f"unknown rule {rule!r}: {nearest(rule, [*ALL_RULES, 'all'])}")
     data = load(config.dataset, holdout=config.holdout, seed=config.seed)
     count = min(examples or len(data.test_targets), len(data.test_targets))
-    with _progress() as show:
+    with _together(), _progress() as show:
+        writes = Processes().is_first
         records = certify_run(
-            run, model, data.test_inputs[:count], data.test_targets, norms, settings, again=again, on_progress=show
-        )
+            run, model, data.test_inputs, data.test_targets, norms, settings,
+            examples=count, again=again, on_progress=show,
+        )  # fmt: skip
+    if not writes:
+        return
     every = read_rows(run / CERTIFICATES)
     certified_curves_figure(every, run / "certificates.png")
     shown = {}
     for name in norms:
         rows = [row for row in every if row["norm"] == name and row["index"] < count]
         shown[name] = certified_summary(rows, radii if radii else ([radius] if radius else None))
+    checks = {}
+    if check:
+        for name in norms:
+            rows = [row for row in every if row["norm"] == name and row["index"] < count]
+            checks[name] = _checked(run, model, data.test_inputs, rows, failure_prob, seed)
     if as_json:
-        print(json.dumps({n: {**records[n], "summary": shown[n]} for n in norms}, indent=2))
+        found = {n: {**records[n], "summary": shown[n]} | ({"check": checks[n]} if check else {}) for n in norms}
+        print(json.dumps(found, indent=2))
     else:
         for name in norms:
             _print_summary(name, shown[name], rule)
             print(records[name]["guarantee"])
+        for name, result in checks.items():
+            for which, searched in result["rules"].items():
+                print(f"check of {name} radii, rule {which}: {searched['in_words']}")
         print(f"certificates of {count} examples are in {run / CERTIFICATES}")
+    if not all(result["sound"] for result in checks.values()):
+        raise typer.Exit(1)
+
+
+def _checked(run: Path, model: Any, inputs: Any, rows: list[dict[str, Any]], failure_prob: float, seed: int) -> Any:
+    """Return the result of attacking the certificates of one norm, with progress."""
+    from securesgd.certify.run import SENSITIVITIES
+    from securesgd.certify.weights import known_sensitivity
+    from securesgd.soundness import check_run
+
+    worst = known_sensitivity(model, rows[0]["norm"], run / SENSITIVITIES).direction
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("searching certified balls", total=1.0)
+
+        def show(which: str, share: float) -> None:
+            progress.update(task, completed=share, description=f"searching {which} balls")
+
+        return check_run(
+            run,
+            model,
+            inputs,
+            rows,
+            certificate_failure_prob=failure_prob,
+            direction=worst,
+            seed=seed,
+            on_progress=show,
+        )
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Within the context this is one of several processes, if torchrun started it."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 @contextmanager

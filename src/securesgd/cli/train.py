@@ -24,7 +24,9 @@ from securesgd.errors import InvalidInputError
 def train(
     out: Annotated[Path, typer.Option(help="Run folder; must be new, or --resume.")],
     dataset: Annotated[str, typer.Option(help="digits, mnist, fashion-mnist, cifar10, a .npz file or a folder.")] = "",
-    method: Annotated[str, typer.Option(help="sgd, dpsgd, secure-sgd, secure-sgd-agm, pixeldp or hgm-pixeldp.")] = "",
+    method: Annotated[
+        str, typer.Option(help="sgd, dpsgd, adlm, secure-sgd, secure-sgd-agm, pixeldp or hgm-pixeldp.")
+    ] = "",
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget for the training data.")] = None,
     delta: Annotated[float | None, typer.Option(help="Broken probability of the budget.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file, as a run folder has.")] = None,

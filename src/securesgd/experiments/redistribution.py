@@ -4,12 +4,15 @@ One network, noise at the input, training data protected with epsilon = 3; what 
 is scaled so that one standard deviation is worth the same radius (`unit`) in every cell.
 """
 
-__all__ = ["RADII", "cells", "draw", "measure"]
+__all__ = ["RADII", "cells", "draw", "measure", "trained_model"]
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securesgd.report.ways_picture import ways_figure as draw
+
+if TYPE_CHECKING:
+    from securesgd.pipeline import TrainedRun
 
 RADII = (0.02, 0.04, 0.06, 0.08, 0.10)
 _WAYS: dict[str, dict[str, Any]] = {
@@ -37,13 +40,20 @@ def cells(profile: str) -> list[dict[str, Any]]:
     return [{"way": way, "seed": seed, **fixed} for seed in size["seeds"] for way in _WAYS]
 
 
+def trained_model(way: str, seed: int, work: Path) -> "TrainedRun":
+    """Return the model of a cell, trained as far as is still to do."""
+    from securesgd.experiments.trained import trained
+
+    return trained("mnist", "secure-sgd", work / f"{way}-{seed}", _SETTINGS | _WAYS[way], seed)
+
+
 def measure(cell: dict[str, Any], work: Path) -> list[dict[str, Any]]:
     """Train one cell's model, certify, and return its row."""
     from securesgd.certify import CertifySettings, certify
-    from securesgd.experiments.trained import command, trained
+    from securesgd.experiments.trained import command
 
+    run = trained_model(cell["way"], cell["seed"], work)
     settings = _SETTINGS | _WAYS[cell["way"]]
-    run = trained("mnist", "secure-sgd", work / f"{cell['way']}-{cell['seed']}", settings, cell["seed"])
     asked = CertifySettings(norm="linf", draws=cell["draws"], selection_draws=100, failure_prob=0.001, seed=0)
     inputs, targets = run.data.test_inputs[: cell["examples"]], run.data.test_targets[: cell["examples"]].numpy()
     found = certify(run.model, inputs, asked)  # type: ignore[arg-type]

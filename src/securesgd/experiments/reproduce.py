@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from securesgd.environment import environment
-from securesgd.experiments import fig1, paper_network, redistribution
+from securesgd.experiments import attacks_table, certified_table, fig1, paper_network, redistribution
 from securesgd.experiments.grid import Cell, fill, rows_of
 from securesgd.report.rows import write_json
 
-EXPERIMENTS: dict[str, Any] = {"fig1": fig1, "paper-network": paper_network, "redistribution": redistribution}
+EXPERIMENTS: dict[str, Any] = {
+    "fig1": fig1,
+    "paper-network": paper_network,
+    "redistribution": redistribution,
+    "certified": certified_table,
+    "attacks": attacks_table,
+}
 PROFILES = ("quick", "paper")
 
 

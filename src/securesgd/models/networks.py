@@ -16,7 +16,7 @@ from securesgd.errors import InvalidInputError, nearest
 InputShape = tuple[int, int, int]
 
 
-def mnist_cnn(input_shape: InputShape, classes: int) -> nn.Sequential:
+def mnist_cnn(input_shape: InputShape, classes: int, hidden: int = 256) -> nn.Sequential:
     """Return the paper's MNIST network: 5×5 convolutions with 32 and 64 maps, then 256 units.
 
     Each convolution keeps the image size and is followed by ReLU and 2×2 max pooling (28 → 14 → 7).
@@ -31,13 +31,13 @@ def mnist_cnn(input_shape: InputShape, classes: int) -> nn.Sequential:
             nn.MaxPool2d(2),
         ],
         input_shape,
-        [256],
+        hidden,
         classes,
         nn.ReLU,
     )
 
 
-def cifar_cnn(input_shape: InputShape, classes: int) -> nn.Sequential:
+def cifar_cnn(input_shape: InputShape, classes: int, hidden: int = 256) -> nn.Sequential:
     """Return the paper's CIFAR-10 network: a 3×3 convolution with 128 maps, 5×5 with 128 and 256, then 256 units.
 
     The paper gives kernels and widths but not the pooling. Here each convolution keeps the image size and is followed
@@ -58,13 +58,13 @@ def cifar_cnn(input_shape: InputShape, classes: int) -> nn.Sequential:
             nn.MaxPool2d(2),
         ],
         input_shape,
-        [256],
+        hidden,
         classes,
         nn.ReLU,
     )
 
 
-def tanh_cnn(input_shape: InputShape, classes: int) -> nn.Sequential:
+def tanh_cnn(input_shape: InputShape, classes: int, hidden: int = 32) -> nn.Sequential:
     """Return the small tanh network that suits DP-SGD on MNIST (26,010 parameters for 1×28×28 and 10 classes).
 
     Few parameters mean little noise in total; bounded activations keep gradients from growing, so that less of them
@@ -81,18 +81,18 @@ def tanh_cnn(input_shape: InputShape, classes: int) -> nn.Sequential:
             nn.MaxPool2d(2, 1),
         ],
         input_shape,
-        [32],
+        hidden,
         classes,
         nn.Tanh,
     )
 
 
-def digits_cnn(input_shape: InputShape, classes: int) -> nn.Sequential:
+def digits_cnn(input_shape: InputShape, classes: int, hidden: int = 32) -> nn.Sequential:
     """Return a tanh network for images as small as 8×8: a 3×3 convolution with 16 maps, pooling, 32 units."""
     return _with_head(
         [nn.Conv2d(input_shape[0], 16, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)],
         input_shape,
-        [32],
+        hidden,
         classes,
         nn.Tanh,
     )
@@ -101,24 +101,20 @@ def digits_cnn(input_shape: InputShape, classes: int) -> nn.Sequential:
 def _with_head(
     body: list[nn.Module],
     input_shape: InputShape,
-    widths: list[int],
+    hidden: int,
     classes: int,
     activation: type[nn.Module],
 ) -> nn.Sequential:
-    """Return `body` followed by fully connected layers that fit its output for `input_shape`."""
+    """Return `body` followed by a hidden layer that fits its output for `input_shape`, and the output layer."""
     with torch.no_grad():
         try:
             size = nn.Sequential(*body)(torch.zeros(1, *input_shape)).numel()
         except RuntimeError as error:
             raise InvalidInputError(f"input_shape {input_shape} is too small for this network: {error}") from error
-    head: list[nn.Module] = [nn.Flatten()]
-    for width in widths:
-        head += [nn.Linear(size, width), activation()]
-        size = width
-    return nn.Sequential(*body, *head, nn.Linear(size, classes))
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(size, hidden), activation(), nn.Linear(hidden, classes))
 
 
-NETWORKS: dict[str, Callable[[InputShape, int], nn.Sequential]] = {
+NETWORKS: dict[str, Callable[..., nn.Sequential]] = {
     "cifar-cnn": cifar_cnn,
     "digits-cnn": digits_cnn,
     "mnist-cnn": mnist_cnn,
@@ -126,11 +122,13 @@ NETWORKS: dict[str, Callable[[InputShape, int], nn.Sequential]] = {
 }
 
 
-def network(name: str, input_shape: InputShape, classes: int) -> nn.Sequential:
+def network(name: str, input_shape: InputShape, classes: int, hidden: int | None = None) -> nn.Sequential:
     """Return a freshly initialised network by name, for images of shape (channels, height, width).
 
+    `hidden` is the width of the last hidden layer; None for the network's own.
+
     Raises:
-        InvalidInputError: the name is unknown, or the shape or number of classes does not fit.
+        InvalidInputError: the name is unknown, or the shape, the number of classes or of hidden units does not fit.
     """
     if name not in NETWORKS:
         raise InvalidInputError(f"network {name!r} is unknown: {nearest(name, NETWORKS)}")
@@ -138,4 +136,8 @@ def network(name: str, input_shape: InputShape, classes: int) -> nn.Sequential:
         raise InvalidInputError(f"input_shape is {tuple(input_shape)}: it must be (channels, height, width)")
     if classes < 2:
         raise InvalidInputError(f"classes is {classes}: it must be at least 2")
-    return NETWORKS[name](input_shape, classes)
+    if hidden is None:
+        return NETWORKS[name](input_shape, classes)
+    if hidden < 1:
+        raise InvalidInputError(f"hidden is {hidden}: it must be at least 1")
+    return NETWORKS[name](input_shape, classes, hidden)

@@ -1,6 +1,6 @@
 """Certified accuracy against radius, a line per rule: what one set of votes proves by each of them."""
 
-__all__ = ["certified_curves_figure"]
+__all__ = ["certified_curves_figure", "summary_curves_figure"]
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +31,38 @@ def certified_curves_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=160)
 
 
+def summary_curves_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw a panel per norm from rows of norm, rule, radius and certified accuracy with its interval."""
+    norms = [norm for norm in ("linf", "l2", "l1") if any(row["norm"] == norm for row in rows)]
+    figure = Figure(figsize=(0.8 + 4.2 * len(norms), 3.6), layout="constrained")
+    for axes, norm in zip(figure.subplots(1, len(norms), squeeze=False)[0], norms, strict=True):
+        for rule, style in _STYLES.items():
+            mine = sorted((r for r in rows if (r["norm"], r["rule"]) == (norm, rule)), key=lambda r: float(r["radius"]))
+            if not mine:
+                continue
+            radii, shares = [row["radius"] for row in mine], [row["certified_accuracy"] for row in mine]
+            off = [[s - r["lower"] for s, r in zip(shares, mine, strict=True)],
+                   [r["upper"] - s for s, r in zip(shares, mine, strict=True)]]  # fmt: skip
+            axes.errorbar(radii, shares, yerr=off, capsize=2, marker="o", markersize=3, **{"label": rule} | style)
+        axes.set(
+            xlabel=f"{_AXES[norm]} (units of the input)",
+            ylabel="certified accuracy",
+            ylim=(0, 1),
+            title=f"{int(rows[0]['examples']):,} test examples, {int(rows[0]['draws']):,} draws",
+        )
+        _tidy(axes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160)
+
+
+def _tidy(axes: Axes) -> None:
+    axes.title.set_fontsize(10)
+    axes.grid(True, color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(framealpha=1, edgecolor="none", fontsize=7)
+
+
 def _panel(axes: Axes, rows: Sequence[dict[str, Any]], norm: str) -> None:
     right = np.array([not row["abstained"] and row["prediction"] == row["label"] for row in rows])
     proven = 0.0
@@ -50,8 +82,4 @@ def _panel(axes: Axes, rows: Sequence[dict[str, Any]], norm: str) -> None:
         xlim=(0, 1.15 * proven if proven > 0 else None),
         title=f"{len(rows)} test examples",
     )
-    axes.title.set_fontsize(10)
-    axes.grid(True, color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(framealpha=1, edgecolor="none", fontsize=7)
+    _tidy(axes)

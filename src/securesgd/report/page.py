@@ -197,11 +197,30 @@ def _headlines(certified: list[dict[str, Any]], attacked: list[dict[str, Any]]) 
 
 
 def _attacked(record: RunRecord) -> list[dict[str, Any]]:
-    return []
+    shown = []
+    for cell in record.attacks.get("cells", {}).values():
+        attack, summary = cell["attack"], cell.get("summary")
+        if summary is None:  # interrupted before its first part was done
+            continue
+        proven = summary.get("certified_accuracy", {}).get("tight", {})
+        shown.append(
+            {name: attack[name] for name in ("attack", "protocol", "norm")}
+            | {
+                "budget": f"{attack['budget']:g}",
+                "images": f"{summary['examples']:,}",
+                "clean": summary["clean_accuracy"],
+                "attacked": summary["accuracy"],
+                "certified_clean": proven.get("clean"),
+                "certified_attacked": proven.get("attacked"),
+                "sandwich": summary["sandwich"],
+            }
+        )
+    return sorted(shown, key=lambda row: (row["protocol"], row["norm"], float(row["budget"]), row["attack"]))
 
 
 def _suspicions(record: RunRecord) -> list[str]:
-    return []
+    broken = [row["sandwich"]["in_words"] for row in _attacked(record) if not row["sandwich"]["holds"]]
+    return [*broken, *(found["words"] for found in record.attacks.get("suspicions", []))]
 
 
 def _without_certificates(record: RunRecord) -> str:

@@ -29,7 +29,7 @@ class RunRecord:
     metrics: dict[str, Any] | None = None
     certificates: list[dict[str, Any]] = field(default_factory=list)
     certificate_records: dict[str, Any] = field(default_factory=dict)
-    attacks: list[dict[str, Any]] = field(default_factory=list)
+    attacks: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] | None = None
     missing: list[str] = field(default_factory=list)
 
@@ -65,7 +65,7 @@ def read_run(folder: Path) -> RunRecord:
     noisy = (folder / "redistribution.json").exists()
     if noisy or (folder / "certificates.csv").exists():
         _part(record, "certificates.csv", _certificates, f"no prediction is certified: securesgd certify {folder}")
-    _part(record, "attacks.csv", _attacks, f"it was never attacked: securesgd attack {folder} --attack all")
+    _part(record, "attacks.json", _attacks, f"it was never attacked: securesgd attack {folder} --attack all")
     if record.config is None and record.model is None and not record.ledger:
         raise InvalidInputError(f"{folder} is not a run folder: it has no config.toml, model.json or ledger.jsonl")
     return record
@@ -115,4 +115,4 @@ def _certificates(record: RunRecord, path: Path) -> None:
 
 
 def _attacks(record: RunRecord, path: Path) -> None:
-    record.attacks = read_rows(path)
+    record.attacks = json.loads(path.read_text(encoding="utf-8"))

@@ -72,6 +72,7 @@ def train(
     on_step: Callable[[StepReport], None] | None = None,
     project: Callable[[nn.Module], None] | None = None,
     interlude: Interlude | None = None,
+    not_private: str = "the method does not protect the training data",
 ) -> TrainingResult:
     """Train `model` in place by DP-SGD and return the run's result with its privacy statement.
 
@@ -86,8 +87,9 @@ def train(
     use; DamagedFileError for a broken run folder. Nothing existing is overwritten.
 
     The model is left in eval mode. `project` is called after each step and may move the weights (post-processing, e.g.
-    onto a sensitivity bound); `interlude` may look at the data once, for a price of its own. Under torchrun each rank
-    handles its share of every sample; noise is added once, to the sum.
+    onto a sensitivity bound); `interlude` may look at the data once, for a price of its own. `not_private` is what
+    the ledger gives as the reason if the settings have private=False. Under torchrun each rank handles its share of
+    every sample; noise is added once, to the sum.
     """
     started = time.perf_counter()
     processes, files, examples = Processes(), RunFolder(folder), examples_of(data)
@@ -118,7 +120,7 @@ def train(
         model.train()
         while state.step < settings.steps:
             if epsilon is None or state.step % settings.block_steps == 0:
-                epsilon = processes.on_first(lambda: run.pay(state.step))  # type: ignore[union-attr]
+                epsilon = processes.on_first(lambda: run.pay(state.step, not_private))  # type: ignore[union-attr]
             if interlude is not None and state.step == interlude.step:
                 processes.on_first(lambda: run.pay_interlude())  # type: ignore[union-attr]
                 _run_interlude(interlude, model, examples, randomness, processes)

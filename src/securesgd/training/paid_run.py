@@ -24,7 +24,6 @@ from securesgd.training.randomness import Randomness
 from securesgd.training.run_folder import RunFolder
 from securesgd.training.settings import TrainingSettings
 
-_NOT_PRIVATE = UnprotectedRelease(label="training", reason="the method does not protect the training data")
 _SEEDED = "the noise has a fixed seed: there is no privacy towards anyone who knows or guesses it"
 
 
@@ -105,10 +104,13 @@ class PaidRun:
             ledger.close()
             raise
 
-    def pay(self, step: int) -> float:
-        """Pay for the block of steps that `step` is in, from `step` on; return the epsilon paid so far."""
+    def pay(self, step: int, not_private: str) -> float:
+        """Pay for the block of steps that `step` is in, from `step` on; return the epsilon paid so far.
+
+        Steps of a method that is not private cost everything once; `not_private` says why.
+        """
         if not self.settings.private:
-            self._pay_once(_NOT_PRIVATE)
+            self._pay_once(UnprotectedRelease(label="training", reason=not_private))
             return self.ledger.epsilon
         stop = min((step // self.settings.block_steps + 1) * self.settings.block_steps, self.settings.steps)
         self.ledger.reserve(self._steps(stop - step), first_step=step, stream=self.stream)

@@ -1,0 +1,149 @@
+"""The attacks of a run folder: `attacks.csv`, a row per cell and example, and `attacks.json`, an entry per cell.
+
+A cell is one attack at one budget under one set of settings; its name ends with a digest of all of them, so two cells
+can never be taken for each other. Rows are written part by part, whole or not at all.
+"""
+
+__all__ = ["IMAGES", "RECORD", "ROWS", "Cells", "cell_name", "kept_images"]
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from securesgd.attacks.harness import Attacked
+from securesgd.attacks.settings import AttackSettings
+from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.report.attacked import COLUMNS
+from securesgd.report.rows import read_rows, write_json, write_rows
+from securesgd.training.checkpoint import Checkpoint, load_tensors, save_tensors
+
+ROWS, RECORD, IMAGES = "attacks.csv", "attacks.json", "attacked-images"
+_COUNTS = ("outside", "flat", "attacked", "passes")
+
+
+def cell_name(attack: AttackSettings, measured: dict[str, Any]) -> str:
+    """Return the name of a cell: readable, and different whenever a setting that matters is."""
+    text = json.dumps({"attack": attack.identity, "measured": measured}, sort_keys=True)
+    kind = attack.attack if attack.protocol == "sound" else f"{attack.attack}-{attack.protocol}"
+    return f"{kind}-{attack.norm}-{attack.budget:g}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+class Cells:
+    """What a run folder holds; build it with `Cells.opened`, which keeps other processes out."""
+
+    def __init__(self, folder: Path, weights: str) -> None:
+        self.folder, self.weights = folder, weights
+        self.entries, self.rows = _read(folder, weights)
+        self.suspicions: list[dict[str, Any]] = []
+
+    @classmethod
+    @contextmanager
+    def opened(cls, folder: Path, weights: str) -> Iterator["Cells"]:
+        """Yield the folder's cells under a lock.
+
+        Raises: InvalidInputError if another process has it; DamagedFileError if the files are broken, or about other
+        weights. They are left untouched.
+        """
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InvalidInputError(f"another process is attacking {folder}; wait for it to end") from None
+            yield cls(folder, weights)
+        finally:
+            os.close(descriptor)
+
+    def begin(self, attack: AttackSettings, measured: dict[str, Any], *, again: bool = False) -> str:
+        """Return the name of a cell, new or as far as it is; `again` empties it first."""
+        name = cell_name(attack, measured)
+        if again:
+            self.entries.pop(name, None)
+            self.rows = [row for row in self.rows if row["cell"] != name]
+            _images_of(self.folder, name).unlink(missing_ok=True)
+        new = {"attack": attack.identity, "measured": measured, "seconds": 0.0, **dict.fromkeys(_COUNTS, 0)}
+        self.entries.setdefault(name, new)
+        return name
+
+    def of(self, name: str, examples: int | None = None) -> list[dict[str, Any]]:
+        """Return a cell's rows in the order of the examples, of the first `examples` if given."""
+        mine = [row for row in self.rows if row["cell"] == name]
+        return sorted(
+            (row for row in mine if examples is None or row["index"] < examples), key=lambda row: row["index"]
+        )
+
+    def add(self, name: str, found: Attacked, seconds: float, *, keep_images: bool = False) -> None:
+        """Add a measured part and write everything."""
+        self.rows += [{"cell": name, **row} for row in found.rows]
+        entry = self.entries[name]
+        entry["seconds"] = round(entry["seconds"] + seconds, 3)
+        for count in _COUNTS:
+            entry[count] += getattr(found, count)
+        if keep_images:
+            _keep(self.folder, name, np.array([row["index"] for row in found.rows]), found.images)
+        self.write()
+
+    def write(self) -> None:
+        """Write rows, then entries: after a crash between the two, rows without an entry are measured again."""
+        write_rows(self.folder / ROWS, [{name: row[name] for name in COLUMNS} for row in self.rows])
+        record = {"format": 1, "weights": self.weights, "cells": self.entries, "suspicions": self.suspicions}
+        write_json(self.folder / RECORD, record)
+
+
+def kept_images(folder: Path, name: str) -> tuple[NDArray[np.int64], Tensor]:
+    """Return indices and images of a cell that was measured with `keep_images`. Raises: DamagedFileError if not."""
+    tensors = load_tensors(_images_of(folder, name)).tensors
+    return tensors["index"].numpy(), tensors["images"]
+
+
+def _images_of(folder: Path, name: str) -> Path:
+    return folder / IMAGES / f"{name}.safetensors"
+
+
+def _keep(folder: Path, name: str, indices: NDArray[np.int64], images: Tensor) -> None:
+    path = _images_of(folder, name)
+    path.parent.mkdir(exist_ok=True)
+    index, known = torch.from_numpy(indices), images.cpu()
+    if path.exists():
+        before, there = kept_images(folder, name)
+        index, known = torch.cat([torch.from_numpy(before), index]), torch.cat([there, known])
+    save_tensors(path, Checkpoint({"index": index, "images": known}, {"cell": name}))
+
+
+def _read(folder: Path, weights: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    rows, record = folder / ROWS, folder / RECORD
+    if not rows.exists() and not record.exists():
+        return {}, []
+    try:
+        kept = json.loads(record.read_text(encoding="utf-8"))
+        entries = dict(kept["cells"])
+        for entry in entries.values():
+            entry["attack"], entry["measured"], [entry[count] for count in _COUNTS]
+        present = read_rows(rows)
+        if tuple(present[0]) != COLUMNS:
+            raise ValueError(f"{ROWS} has other columns")
+        about = kept["weights"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, DamagedFileError) as error:
+        raise DamagedFileError(f"{record} or {rows.name} is damaged ({error}); move both away") from None
+    if about != weights:
+        raise DamagedFileError(f"{rows} is about other weights than the model's; move it and {RECORD} away")
+    return entries, [_typed(row) for row in present if row["cell"] in entries]
+
+
+def _typed(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as it was before it was written: whole numbers as such, and empty text for an empty cell."""
+    kept = ("budget", "size", "clean_radius", "clean_radius_published", "radius", "radius_published")
+    return {
+        name: "" if value is None else int(value) if isinstance(value, float) and name not in kept else value
+        for name, value in row.items()
+    }

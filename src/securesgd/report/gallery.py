@@ -1,0 +1,85 @@
+"""The gallery: what an attack does to single images, before and after, with what the model says of both."""
+
+__all__ = ["chosen_rows", "gallery_figure"]
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+Row = Mapping[str, Any]
+_FELL, _STANDS = "#B2182B", "#1B7837"
+
+
+def chosen_rows(rows: Sequence[Row], count: int = 8) -> list[Row]:
+    """Return up to `count` rows to show: right at first, half of them fallen if there are as many, then standing.
+
+    The order is that of the table, so the same rows give the same picture. Images that were wrong without attack are
+    left out: nothing was done to them.
+    """
+    right = [row for row in rows if int(row["clean_prediction"]) == int(row["label"])]
+    fell = [row for row in right if int(row["prediction"]) != int(row["label"])]
+    stands = [row for row in right if int(row["prediction"]) == int(row["label"])]
+    shown = max(count // 2, count - len(stands))
+    chosen = fell[:shown]
+    return chosen + stands[: count - len(chosen)]
+
+
+def gallery_figure(
+    rows: Sequence[Row],
+    clean: np.ndarray,
+    attacked: np.ndarray,
+    path: Path,
+    *,
+    title: str,
+    class_names: Sequence[str] | None = None,
+) -> None:
+    """Draw a column per row of attacks.csv: the clean image, the change, the attacked image, and both predictions.
+
+    `clean` and `attacked` are images [n, channels, height, width] in the order of the rows, pixels in [0, 1]. The scale
+    of the changes is the same for all, blue for darker and red for lighter, white for no change.
+    """
+    count = len(rows)
+    figure = Figure(figsize=(1.45 * max(count, 3) + 0.6, 5.4), layout="constrained")
+    grid = figure.subplots(3, count, squeeze=False)
+    change = np.asarray(attacked, dtype=np.float64) - np.asarray(clean, dtype=np.float64)
+    scale = max(float(np.abs(change).max()), 1e-9)
+    for column, row in enumerate(rows):
+        fell = int(row["prediction"]) != int(row["label"])
+        pictures = (_image(clean[column]), change[column].mean(axis=0), _image(attacked[column]))
+        for place, picture in enumerate(pictures):
+            axes = grid[place, column]
+            look = {"cmap": "RdBu_r", "vmin": -scale, "vmax": scale} if place == 1 else _gray(picture)
+            axes.imshow(picture, interpolation="nearest", **look)
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_color("0.7")
+        grid[0, column].set_title(_said(row, "clean_", class_names), fontsize=8)
+        grid[1, column].set_title(f"size {float(row['size']):.3g}", fontsize=8, color="0.3")
+        grid[2, column].set_title(_said(row, "", class_names), fontsize=8, color=_FELL if fell else _STANDS)
+    for place, name in enumerate(("clean", f"change, ±{scale:.2g}", "attacked")):
+        grid[place, 0].set_ylabel(name, fontsize=9)
+    figure.suptitle(title, fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160)
+
+
+def _said(row: Row, prefix: str, class_names: Sequence[str] | None) -> str:
+    """Return the prediction and its proven radius, if there are certificates."""
+    number = int(row[f"{prefix}prediction"])
+    name = str(number) if class_names is None else str(class_names[number])
+    radius = row.get(f"{prefix}radius")
+    if radius is None or radius == "":
+        return name
+    return f"{name}\nno radius proven" if float(radius) == 0 else f"{name}\nradius {float(radius):.2g}"
+
+
+def _image(pixels: np.ndarray) -> np.ndarray:
+    """Return an image as matplotlib takes it: grey if it has one channel, else the first three as colours."""
+    values = np.clip(np.asarray(pixels, dtype=np.float64), 0, 1)
+    return values[0] if len(values) < 3 else values[:3].transpose(1, 2, 0)
+
+
+def _gray(picture: np.ndarray) -> dict[str, Any]:
+    return {"cmap": "gray", "vmin": 0, "vmax": 1} if picture.ndim == 2 else {}
