@@ -11,7 +11,7 @@ from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.methods import METHODS
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
-from securesgd.pipeline import load_run, train_run
+from securesgd.pipeline import finished_run, load_run, train_run
 from securesgd.privacy import GaussianRelease, Ledger, replayed_statement
 from securesgd.redistribution import Redistribution
 
@@ -35,6 +35,8 @@ def test_every_method_leaves_a_complete_run_folder(method, tmp_path):
     assert replayed_statement(folder / "ledger.jsonl").epsilon == result.statement.epsilon
     config, model = load_run(folder)
     assert config == result.config
+    again = finished_run(folder)
+    assert (again.config, again.test_accuracy, again.statement) == (config, result.test_accuracy, result.statement)
     assert accuracy(model, result.data.test_inputs, result.data.test_targets) == result.test_accuracy
     assert isinstance(model, NoisyNetwork) == METHODS[method].noisy
     if isinstance(model, NoisyNetwork):

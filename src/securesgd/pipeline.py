@@ -3,6 +3,7 @@
 __all__ = [
     "TrainedRun",
     "build_model",
+    "finished_run",
     "load_run",
     "saved_config",
     "sensitivity_control",
@@ -31,7 +32,7 @@ from securesgd.models.control import SensitivityControl
 from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
-from securesgd.privacy import GaussianRelease, PrivacyStatement, UnprotectedRelease
+from securesgd.privacy import GaussianRelease, PrivacyStatement, UnprotectedRelease, replayed_statement
 from securesgd.redistribution import Redistribution, from_gradients, prior, random, uniform
 from securesgd.report.redistribution_picture import redistribution_figure
 from securesgd.report.rows import write_json
@@ -39,6 +40,7 @@ from securesgd.training import StepReport, train
 from securesgd.training.checkpoint import load_tensors, write_durably
 from securesgd.training.examples import Examples
 from securesgd.training.interlude import Interlude
+from securesgd.training.paid_run import finished_statement
 
 _FROM_GRADIENTS = ("public", "private", "as-published")
 _SCORE_BATCH = 500
@@ -142,6 +144,20 @@ def load_run(folder: Path) -> tuple[RunConfig, nn.Module]:
     model = build_model(config, tuple(record["input_shape"]), record["classes"])
     model.load_state_dict(load_tensors(folder / "model.safetensors").tensors)
     return config, model.eval()
+
+
+def finished_run(folder: Path) -> TrainedRun:
+    """Return a finished run as its folder has it, without measuring anything again. Raises: as `load_run`."""
+    config, model = load_run(folder)
+    data = load(config.dataset, holdout=config.holdout, seed=config.seed)
+    try:
+        record = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+        score = float(record["test_accuracy"])
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise DamagedFileError(f"{folder / 'metrics.jsonl'} is damaged: {error}") from None
+    seeded = config.training.noise_seed is not None
+    statement = finished_statement(replayed_statement(folder / "ledger.jsonl"), seeded=seeded)
+    return TrainedRun(folder=folder, config=config, model=model, data=data, statement=statement, test_accuracy=score)
 
 
 def build_model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -41,7 +41,8 @@ def check_run(
     """Search the certified balls of `rows` (of one norm, as in certificates.csv); write and return what was found.
 
     Guarantee: if the certificates are what they claim, `sound` is True with probability >= 1 − failure_prob, besides
-    the failures that the certificates' own probability explains (`allowed`).
+    the failures that the certificates' own probability explains (`allowed`; counted as if examples failed
+    independently, though some share their noise: an alarm too many is the safer side).
     """
     if not rows:
         raise InvalidInputError(f"{folder} has no certificates to check; run securesgd certify first")

@@ -7,7 +7,7 @@ from scipy.stats import beta, norm
 from securesgd.certify import CertifySettings, certify
 
 SIGMA, N0, N, ALPHA = 0.25, 100, 10_000, 0.001
-EXAMPLES = 25
+EXAMPLES = 20
 
 
 @torch.no_grad()
@@ -54,5 +54,5 @@ def test_example_by_example(smoothed_digits, digits):
         assert ours.radius["tight"][i] <= max(0, SIGMA * norm.ppf(high)) + 1e-9
         assert better.radius["tight"][i] >= max(0, SIGMA * norm.ppf(low)) - 1e-9  # `auto` is never worse than that
         compared += 1
-    assert compared >= EXAMPLES - 3
-    assert len({round(radius, 3) for _, _, radius in theirs}) > 12  # a comparison of many different radii
+    assert compared >= EXAMPLES - 2
+    assert len({round(radius, 3) for _, _, radius in theirs}) > 10  # a comparison of many different radii

@@ -183,7 +183,6 @@ def test_command(folder):
     )
     for arguments, message in (
         (("--seed", "3"), "--again"),
-        (("--rule", "tigth"), "did you mean 'tight'"),
         (("--draws", "5", "--again"), "at least 10 draws are needed"),
     ):
         refused = run("certify", str(folder), "--examples", "30", *arguments)

@@ -53,7 +53,7 @@ def test_a_tenth_of_the_draws_gives_the_same_decisions(radius, others):
     ]
     asked = certified(probabilities, CertifySettings(others=others, radius=radius), 3)
     yes = asked.answer == "yes"
-    assert (yes != everything[0]).mean() <= (everything[1] != everything[0]).mean() + 0.005
+    assert (yes != everything[0]).mean() <= (everything[1] != everything[0]).mean() + 0.01
     assert abs(yes.mean() - everything[0].mean()) < 0.01
     assert (asked.draws.mean() + 100) * 10 < 10_100
     assert (radius_of(asked)[yes] >= radius * (1 - 1e-9)).all()

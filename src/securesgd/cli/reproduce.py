@@ -15,7 +15,7 @@ from securesgd.errors import InvalidInputError, nearest
 
 @app.command(epilog="Example: securesgd reproduce redistribution --profile quick")
 def reproduce(
-    experiment: Annotated[str, typer.Argument(help="fig1, paper-network, redistribution or all")],
+    experiment: Annotated[str, typer.Argument(help="fig1, paper-network, redistribution, certified, attacks or all")],
     profile: Annotated[str, typer.Option(help="quick: fewer seeds and images; paper: the full grid.")] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for rows, figures and environments.")] = Path("results"),
     work: Annotated[Path, typer.Option(help="Folder for the trained models.")] = Path("runs"),

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securesgd.experiments import redistribution
-from securesgd.report.attacks_picture import attacks_figure as draw
+from securesgd.report.attacks_picture import attacks_figure
+from securesgd.report.gains import gain_table
+from securesgd.report.rows import write_rows
 
 if TYPE_CHECKING:
     from securesgd.pipeline import TrainedRun
@@ -67,6 +69,14 @@ def measure(cell: dict[str, Any], work: Path) -> list[dict[str, Any]]:
             folder, run.model, run.data.test_inputs[:count], run.data.test_targets[:count], asked, settings
         ).cells
     return [_row(cell, entry) for entry in sorted(found.values(), key=_place)]
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw the figure, and write the gains of secure-sgd with their t-tests into `gains.csv` beside it."""
+    attacks_figure(rows, path)
+    gains = gain_table(rows, "secure-sgd") if len({row["method"] for row in rows}) > 1 else []
+    if gains:
+        write_rows(path.with_name("gains.csv"), gains)
 
 
 def _place(entry: dict[str, Any]) -> tuple[int, int, float]:

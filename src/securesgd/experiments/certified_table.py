@@ -43,7 +43,7 @@ def measure(cell: dict[str, Any], work: Path) -> list[dict[str, Any]]:
     bound = known_sensitivity(run.model, norm, folder / SENSITIVITIES)  # type: ignore[arg-type]
     checked = check_run(
         folder, run.model, run.data.test_inputs, rows,  # type: ignore[arg-type]
-        certificate_failure_prob=settings.failure_prob, direction=bound.direction,
+        certificate_failure_prob=settings.failure_prob, direction=bound.direction, restarts=1, eot=20,
     )  # fmt: skip
     summary = certified_summary(rows)
     sound = checked["rules"]["tight"]

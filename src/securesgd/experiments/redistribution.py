@@ -56,7 +56,7 @@ def measure(cell: dict[str, Any], work: Path) -> list[dict[str, Any]]:
     settings = _SETTINGS | _WAYS[cell["way"]]
     asked = CertifySettings(norm="linf", draws=cell["draws"], selection_draws=100, failure_prob=0.001, seed=0)
     inputs, targets = run.data.test_inputs[: cell["examples"]], run.data.test_targets[: cell["examples"]].numpy()
-    found = certify(run.model, inputs, asked)  # type: ignore[arg-type]
+    found = certify(run.model, inputs, asked)
     right = (found.prediction == targets) & ~found.abstained
     certified = {f"certified_at_{r:g}": float((right & (found.radius["tight"] >= r)).mean()) for r in RADII}
     return [

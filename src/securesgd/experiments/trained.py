@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from securesgd.config import run_config
-from securesgd.pipeline import TrainedRun, train_run
+from securesgd.pipeline import TrainedRun, finished_run, train_run
 from securesgd.training.memory import keep_memory
 
 
@@ -17,6 +17,8 @@ def trained(dataset: str, method: str, folder: Path, settings: dict[str, Any], s
     The noise has the seed too, so that the row can be made again; such a run's statement says what that costs.
     """
     keep_memory()
+    if (folder / "environment.json").exists():  # the last file a run writes; several processes may read it at once
+        return finished_run(folder)
     config = run_config(dataset, method, **settings, seed=seed, noise_seed=seed)
     return train_run(config, folder, resume=True)
 

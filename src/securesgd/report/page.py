@@ -225,7 +225,7 @@ def _suspicions(record: RunRecord) -> list[str]:
 
 def _without_certificates(record: RunRecord) -> str:
     if (record.folder / "redistribution.json").exists():
-        return f"No prediction is certified yet. Run: securesgd certify {record.folder}"
+        return f"No prediction is certified yet. Run: securesgd certify {record.folder.name}"
     return "This network has no noise in its first layer: nothing can be proven about its predictions."
 
 
@@ -263,7 +263,7 @@ def _commands(record: RunRecord) -> str:
     lines = [f"securesgd report {record.folder.name}          # replays the ledger and checks its digests"]
     if record.certificates:
         norms = ",".join(sorted({row["norm"] for row in record.certificates}))
-        settings = next(iter(record.certificate_records.values()), {}).get("settings", {})
+        settings: dict[str, Any] = next((r["settings"] for r in record.certificate_records.values()), {})
         lines.append(
             f"securesgd certify {record.folder.name} --norm {norms} --draws {settings.get('draws', 10000)} "
             f"--failure-prob {settings.get('failure_prob', 0.001):g} --seed 1 --again   # with fresh noise"

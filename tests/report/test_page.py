@@ -1,0 +1,156 @@
+"""The report says what is in a run folder, what is missing, and nothing else."""
+
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from securesgd.config import run_config
+from securesgd.errors import InvalidInputError
+from securesgd.pipeline import train_run
+from securesgd.report.page import report
+from securesgd.report.rows import read_rows
+from securesgd.report.run_record import read_run
+
+SECURESGD = Path(sys.executable).with_name("securesgd")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A small run, certified and attacked."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    train_run(run_config("digits", "secure-sgd", steps=20, batch_size=128), folder)
+    for command in (
+        ["certify", folder, "--norm", "linf,l2", "--draws", "200", "--examples", "20"],
+        [
+            "attack",
+            folder,
+            "--attack",
+            "fgsm",
+            "--budget",
+            "0.05",
+            "--examples",
+            "10",
+            "--eot",
+            "2",
+            "--draws",
+            "50",
+            "--certify-draws",
+            "100",
+            "--no-probes",
+        ],
+    ):
+        done = subprocess.run([SECURESGD, *map(str, command)], capture_output=True, text=True, check=False)
+        assert done.returncode in (0, 1), done.stderr
+    return folder
+
+
+def made(folders, tmp_path):
+    missing = report(folders, tmp_path / "report.html")
+    return (tmp_path / "report.html").read_text(encoding="utf-8"), missing
+
+
+class Links(HTMLParser):
+    """Every address a page refers to."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        self.found += [value for name, value in attrs if name in ("src", "href")]
+
+
+def test_a_complete_run_says_everything_and_needs_no_network(finished, tmp_path):
+    page, missing = made([finished], tmp_path)
+    assert missing == []
+    record = read_run(finished)
+    assert record.statement["in_words"] in page
+    assert "Rechecked: replaying the ledger" in page
+    for norm in ("linf", "l2"):
+        assert record.certificate_records[norm]["guarantee"].split("(rule tight)")[0][:80] in page
+    assert "fgsm" in page
+    assert "What is not guaranteed" in page
+    links = Links()
+    links.feed(page)
+    assert all(link.startswith(("data:image/png;base64,", "#")) for link in links.found)
+    assert len([link for link in links.found if link.startswith("data:")]) == 4  # epsilon, curves, gallery, r
+
+
+def test_numbers_of_the_page_are_those_of_the_rows(finished, tmp_path):
+    page, _ = made([finished], tmp_path)
+    rows = [row for row in read_rows(finished / "certificates.csv") if row["norm"] == "linf"]
+    right = [row for row in rows if not row["abstained"] and row["prediction"] == row["label"]]
+    share = sum(row["radius_tight"] >= 0.01 for row in right) / len(rows)
+    line = re.search(r"<tr><td>tight</td>(.*?)</tr>", page, re.DOTALL).group(1)
+    assert line.startswith(f"<td>{share:.3f}<small>")
+
+
+def test_missing_and_broken_parts_are_named(finished, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    (folder / "attacks.json").unlink()
+    (folder / "certificates.csv").write_text("nothing")
+    (folder / "metrics.jsonl").write_text("{")
+    page, missing = made([folder], tmp_path)
+    text = " ".join(missing)
+    assert "attacks.json is missing" in text
+    assert "certificates.csv cannot be read" in text
+    assert "metrics.jsonl cannot be read" in text
+    assert "Not everything is here" in page
+    assert all(line.split(": ", 1)[1][:40] in page for line in missing)
+
+
+def test_a_ledger_that_does_not_give_the_stated_figure_is_shown(finished, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    text = (folder / "model.json").read_text()
+    stated = read_run(folder).statement["epsilon"]
+    (folder / "model.json").write_text(text.replace(f'"epsilon": {stated}', '"epsilon": 0.5'))
+    page, _ = made([folder], tmp_path)
+    assert "does not give this figure" in page
+
+
+def test_a_changed_ledger_is_not_believed(finished, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    ledger = folder / "ledger.jsonl"
+    ledger.write_text(ledger.read_text().replace('"noise_multiplier":', '"noise_multiplier":9', 1))
+    _, missing = made([folder], tmp_path)
+    assert any("ledger.jsonl cannot be read" in line for line in missing)
+
+
+def test_an_unfinished_run_says_so(tmp_path):
+    folder = tmp_path / "begun"
+    folder.mkdir()
+    (folder / "config.toml").write_text(run_config("digits", "dpsgd").to_toml())
+    page, missing = made([folder], tmp_path)
+    assert any("training is not finished" in line for line in missing)
+    assert "No statement: training is not finished." in page
+
+
+def test_several_runs_are_compared(finished, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(finished, other)
+    page, _ = made([finished, other], tmp_path)
+    assert "2 runs side by side" in page
+    assert page.count("<article") == 2
+
+
+def test_names_are_not_markup(finished, tmp_path):
+    folder = tmp_path / "<script>alert(1)</script>".replace("/", "")
+    shutil.copytree(finished, folder)
+    page, _ = made([folder, finished], tmp_path)
+    assert "<script>" not in page
+
+
+def test_no_run_folder(tmp_path):
+    with pytest.raises(InvalidInputError, match="not a folder"):
+        report([tmp_path / "nowhere"], tmp_path / "report.html")
+    with pytest.raises(InvalidInputError, match="not a run folder"):
+        report([tmp_path], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
