@@ -102,6 +102,7 @@ MUTATIONS = {
     "certificates of other weights kept": ("certify/run.py", "if record[name] != new[name]]", "if False]", "certify/test_run.py -k weights_or_data"),
     "sensitivity of other weights": ("certify/weights.py", 'if content["weights"] == weights:', "if True:", "certify/test_run.py -k proven_once"),
     "classifier keeps a stale sensitivity": ("certify/verify.py", "if self._known is None or self._known[0] != weights:", "if self._known is None:", "certify/test_verify.py -k changed"),
+    "a broken certificate is no error": ("soundness.py", 'result["sound"] = tight["violations"] <= result["allowed"]', 'result["sound"] = True', "test_soundness_check.py"),
     "abstentions count as right": ("report/certified.py", 'return not row["abstained"] and row["prediction"] == row["label"]', 'return row["prediction"] == row["label"]', "report/test_certified.py"),
 }  # fmt: skip
 

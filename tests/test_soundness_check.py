@@ -1,0 +1,69 @@
+"""`certify --check`: true certificates pass, inflated ones are caught, and the command says so by its exit code."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from securesgd.config import run_config
+from securesgd.data.load import load
+from securesgd.errors import InvalidInputError
+from securesgd.pipeline import load_run, train_run
+from securesgd.report.rows import read_rows, write_rows
+from securesgd.soundness import check_run
+
+SECURESGD = Path(sys.executable).with_name("securesgd")
+QUICK = {"restarts": 0, "steps": 10, "eot": 20}
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    train_run(run_config("digits", "secure-sgd", steps=60, batch_size=256), folder)
+    command = [SECURESGD, "certify", folder, "--norm", "l2", "--draws", "500", "--examples", "12", "--check"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "rule tight: searched" in done.stdout
+    return folder
+
+
+def test_true_certificates_pass_and_the_record_is_kept(certified):
+    record = json.loads((certified / "check-l2.json").read_text())
+    assert record["sound"]
+    assert record["rules"]["tight"]["violations"] == 0
+    assert record["rules"]["tight"]["searched"] > 0
+    assert set(record["rules"]) == {"tight", "as-published"}
+
+
+def test_inflated_radii_are_caught(certified, tmp_path):
+    config, model = load_run(certified)
+    inputs = load(config.dataset).test_inputs
+    rows = [row | {"radius_tight": 6 * row["radius_tight"]} for row in read_rows(certified / "certificates.csv")]
+    result = check_run(tmp_path, model, inputs, rows, certificate_failure_prob=0.001, **QUICK)
+    assert not result["sound"]
+    assert result["rules"]["tight"]["violations"] > result["allowed"]
+    assert "WRONG" in result["rules"]["tight"]["in_words"]
+
+
+def test_the_command_ends_with_an_error_if_a_certificate_falls(certified, tmp_path):
+    folder = tmp_path / "inflated"
+    shutil.copytree(certified, folder)
+    rows = read_rows(folder / "certificates.csv")
+    whole = ("index", "label", "prediction", "abstained", "draws")
+    write_rows(
+        folder / "certificates.csv",
+        [row | {name: int(row[name]) for name in whole} | {"radius_tight": 6 * row["radius_tight"]} for row in rows],
+    )
+    command = [SECURESGD, "certify", folder, "--norm", "l2", "--draws", "500", "--examples", "12", "--check"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "WRONG" in done.stdout
+
+
+def test_nothing_to_check(certified, tmp_path):
+    _, model = load_run(certified)
+    with pytest.raises(InvalidInputError, match="no certificates"):
+        check_run(tmp_path, model, load("digits").test_inputs, [], certificate_failure_prob=0.001)
