@@ -67,6 +67,9 @@ def test_demo_writes_into_runs(tmp_path):
     result = run("demo", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "runs" / "demo" / "fig1" / "figure.png").exists()
+    for name in ("certificates.csv", "attacks.csv", "redistribution.png"):
+        assert (tmp_path / "runs" / "demo" / "digits" / name).exists()
+    assert "Not everything is here" not in (tmp_path / "runs" / "demo" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

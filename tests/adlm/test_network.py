@@ -115,6 +115,14 @@ def test_the_noise_of_the_loss_is_linear_in_the_weights_and_drawn_once():
     assert model.loss(model(x), y).shape == (6,)
 
 
+def test_the_output_starts_where_the_mean_loss_of_balanced_classes_is_least():
+    model = adlm_network().eval()
+    model.loss_noise.zero_()
+    logits = model.head.bias.detach().repeat(10, 1).requires_grad_()
+    (gradient,) = torch.autograd.grad(model.loss(logits, torch.arange(10)).sum(), logits)
+    assert torch.allclose(gradient.sum(dim=0), torch.zeros(10), atol=1e-5)
+
+
 def test_loss_noise_has_the_wanted_scale():
     """|P| of a Laplace law has mean b: within 15 % for 10 × 100 draws (5 standard deviations), so not b/2 or 2b."""
     model = adlm_network(hidden=100, epsilon=2.0, batch_size=100)
