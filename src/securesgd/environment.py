@@ -15,7 +15,7 @@ _PACKAGES = ("securesgd", "torch", "numpy", "scipy", "dp-accounting", "matplotli
 
 def environment() -> dict[str, Any]:
     """Return versions, machine and command line. Nothing in it names a path or a user."""
-    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    versions = {name: _version(name) for name in _PACKAGES}
     return {
         "command": " ".join(Path(word).name if Path(word).is_absolute() else word for word in sys.argv),
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -23,3 +23,11 @@ def environment() -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "versions": versions,
     }
+
+
+def _version(package: str) -> str | None:
+    """Return the version of a package, or None: figures are drawn without torch, too."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -10,6 +10,8 @@ from securesgd.adlm.settings import AdlmSettings
 from securesgd.errors import InvalidInputError
 from securesgd.models.networks import network
 
+NOISE = ("input_scale", "input_noise", "loss_noise", "key", "draws")
+
 
 def adlm_network(name="digits-cnn", shape=(1, 8, 8), batch_size=500, shares=None, **changes):
     settings = AdlmSettings(**{"epsilon": 8.0} | changes)
@@ -21,12 +23,12 @@ def adlm_network(name="digits-cnn", shape=(1, 8, 8), batch_size=500, shares=None
 
 
 def entering(model, x):
-    """What the first layer gets."""
+    """What the first layer gets, the last time: in training it sees the noiseless images before."""
     seen = []
     hook = model.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().clone()))
     model(x)
     hook.remove()
-    return seen[0]
+    return seen[-1]
 
 
 def test_scales_of_the_paper_networks_are_the_published_ones():
@@ -74,12 +76,41 @@ def test_noisy_inputs_and_the_last_hidden_layer_are_clipped():
     assert entering(model, x).abs().max() == 10
     seen = []
     model.head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    relu = adlm_network("mnist-cnn", (1, 28, 28), epsilon=1e-3).train()
+    relu = adlm_network("mnist-cnn", (1, 28, 28), epsilon=1e3).train()
     relu.head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     model(x)
     relu(torch.rand(4, 1, 28, 28))
     assert all(hidden.abs().max() <= 1 for hidden in seen)
     assert seen[1].max() == 1  # without the clipping it would be above
+
+
+def test_noise_that_a_batch_shares_is_taken_out_by_its_moments():
+    """A constant added to the hidden layer of all images changes nothing in training; in testing it does."""
+    model = adlm_network().train()
+    h = torch.randn(50, 25)
+    assert torch.allclose(model.moments(h), model.moments(h + 3), atol=1e-5)
+    model.eval()
+    assert not torch.allclose(model.moments(h), model.moments(h + 3), atol=1e-5)
+
+
+def test_testing_uses_the_moments_of_noiseless_batches_and_sees_images_one_by_one():
+    model = adlm_network(epsilon=0.1).train()
+    x = torch.rand(64, 1, 8, 8)
+    for _ in range(200):
+        model(x)
+        model.draw()
+    hidden = torch.nn.Sequential(*list(model.layers)[:-1])(x)
+    assert torch.allclose(model.moments.mean, hidden.mean(dim=0), atol=1e-4)
+    assert torch.allclose(model.moments.variance, hidden.var(dim=0, correction=0), atol=1e-4)
+    model.eval()
+    assert torch.allclose(model(x)[:3], model(x[:3]), atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_a_batch_without_moments_passes(size):
+    model = adlm_network().train()
+    assert model(torch.rand(size, 1, 8, 8)).shape == (size, 10)
+    assert not model.moments.mean.any()
 
 
 def test_testing_has_no_noise():
@@ -135,8 +166,8 @@ def test_after_the_last_step_all_noise_is_forgotten():
     model.advance(steps=2)
     assert model.input_noise.any()
     model.advance(steps=2)
-    for name, buffer in model.named_buffers():
-        assert not buffer.any(), name
+    for name in NOISE:
+        assert not getattr(model, name).any(), name
 
 
 def test_the_next_draws_follow_from_the_saved_state():

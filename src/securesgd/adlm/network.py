@@ -1,7 +1,7 @@
 """A network with AdLM's two noises: on the input at every step, and in the loss, drawn once. Testing has neither.
 
     x → middle of the image → + noise, one draw per pixel for the whole batch → clipped to [-10, 10] → layers
-      → last hidden layer h, clipped to [-1, 1] → logits hW + b → order-2 loss − Σ P∘W
+      → last hidden layer h, normalised over the batch, clipped to [-1, 1] → logits hW + b → order-2 loss − Σ P∘W
 
 Both noises are buffers, so that a checkpoint holds them and all parts of a batch (micro-batches, processes) get the
 same draw. The draw of a step is a function of a key and the number of draws before it.
@@ -24,6 +24,36 @@ from securesgd.adlm.budget import (
 from securesgd.adlm.settings import AdlmSettings
 from securesgd.errors import InvalidInputError
 
+_WATCHED = 0.1  # weight of the newest batch in the moments used for testing
+
+
+class BatchMoments(nn.Module):
+    """Normalisation by the moments of the batch in training, and by those of recent noiseless batches in testing.
+
+    Noise that all images of a batch share is in the batch's mean, so that it is taken out again in training. The
+    authors test with the moments of the test batch; stored ones keep an image's class its own.
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale, self.offset = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return h normalised per unit."""
+        mean, variance = (None, None) if self.training else (self.mean, self.variance)
+        return nn.functional.batch_norm(h, mean, variance, self.scale, self.offset, training=self.training)
+
+    @torch.no_grad()
+    def watch(self, h: Tensor) -> None:
+        """Take the moments of a noiseless batch into the stored ones."""
+        self.mean.lerp_(h.mean(dim=0), _WATCHED)
+        self.variance.lerp_(h.var(dim=0, correction=0), _WATCHED)
+
 
 class AdlmNetwork(nn.Module):
     """`network` (its last layer Linear) under AdLM's noise while in training mode, and as it is in eval mode.
@@ -43,6 +73,7 @@ class AdlmNetwork(nn.Module):
         *layers, head = network
         assert isinstance(head, nn.Linear)
         self.layers, self.head, self.settings = nn.Sequential(*layers), head, settings
+        self.moments = BatchMoments(head.in_features)
         # Where the order-2 loss of equally frequent classes is least. From 0 all logits would first fall together, and
         # take the narrow hidden layer to its bounds, where it has no gradient.
         nn.init.constant_(head.bias, 4 / head.out_features - 2)
@@ -67,9 +98,15 @@ class AdlmNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits; of a noisy pass in training mode, of a noiseless one in eval mode."""
         x = self.seen(x)
+        *body, activation = self.layers
+        hidden = nn.Sequential(*body)
         if self.training:
+            if len(x) < 2:  # no moments; a batch of one has nothing to say of itself after normalisation
+                return self.head(x.new_zeros(len(x), self.head.in_features))
+            with torch.no_grad():
+                self.moments.watch(hidden(x))
             x = (x + self.input_noise).clamp(-INPUT_BOUND, INPUT_BOUND)
-        return self.head(self.layers(x).clamp(-1, 1))
+        return self.head(activation(self.moments(hidden(x))).clamp(-1, 1))
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the order-2 loss of each example, less Σ P∘W.

@@ -13,15 +13,26 @@ from securesgd.cli.app import app
 from securesgd.errors import InvalidInputError, nearest
 
 
-@app.command(epilog="Example: securesgd reproduce redistribution --profile quick")
+@app.command(epilog="Example: securesgd reproduce all --profile quick  ·  securesgd reproduce fig3 --draw")
 def reproduce(
-    experiment: Annotated[str, typer.Argument(help="fig1, paper-network, redistribution, certified, attacks or all")],
-    profile: Annotated[str, typer.Option(help="quick: fewer seeds and images; paper: the full grid.")] = "quick",
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            help="fig1 … fig5 of the paper, or all five; our tables: paper-network, redistribution, certified, "
+            "attacks, adlm"
+        ),
+    ],
+    profile: Annotated[
+        str, typer.Option(help="quick: smaller networks, fewer images and seeds; paper: the full grid (days).")
+    ] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for rows, figures and environments.")] = Path("results"),
     work: Annotated[Path, typer.Option(help="Folder for the trained models.")] = Path("runs"),
     jobs: Annotated[
         int | None, typer.Option(help="Cells at once, each on one thread; the number of cores if not given.")
     ] = None,
+    draw: Annotated[bool, typer.Option("--draw", help="Train nothing: draw the figure from the rows there are.")] = (
+        False
+    ),
 ) -> None:
     """Make a figure of the paper, or a table of ours: rows first, then the picture drawn from them.
 
@@ -29,24 +40,58 @@ def reproduce(
     in --work, so that they can be certified and attacked again without training.
     """
     from securesgd.experiments.grid import open_cells
-    from securesgd.experiments.reproduce import EXPERIMENTS, PROFILES
+    from securesgd.experiments.reproduce import EXPERIMENTS, FIGURES, PROFILES
     from securesgd.experiments.reproduce import reproduce as make
 
-    names = list(EXPERIMENTS) if experiment == "all" else [experiment]
+    names = list(FIGURES) if experiment == "all" else [experiment]
     if names[0] not in EXPERIMENTS:
         raise InvalidInputError(f"unknown figure {experiment!r}: {nearest(experiment, [*EXPERIMENTS, 'all'])}")
     if profile not in PROFILES:
         raise InvalidInputError(f"unknown profile {profile!r}: {nearest(profile, PROFILES)}")
+    if jobs is not None and jobs < 1:
+        raise InvalidInputError(f"jobs is {jobs}; valid: a whole number >= 1")
     console = Console(stderr=True, highlight=False)
+    cores = jobs or os.cpu_count() or 1
+    todo = {name: open_cells(out / name / "rows.csv", EXPERIMENTS[name].cells(profile)) for name in names}
+    if not draw:
+        minutes = {name: len(cells) * EXPERIMENTS[name].MINUTES[profile] for name, cells in todo.items()}
+        for name in names:
+            there = len(EXPERIMENTS[name].cells(profile)) - len(todo[name])
+            console.print(f"{name}: {len(todo[name])} cells to do, {there} done, {_time(minutes[name], cores)}")
+        if len(names) > 1:
+            console.print(f"together {_time(sum(minutes.values()), cores)}")
     for name in names:
-        cells = EXPERIMENTS[name].cells(profile)
-        todo = open_cells(out / name / "rows.csv", cells)
-        console.print(f"{name}: {len(todo)} of {len(cells)} cells to do")
 
-        def show(cell: dict[str, Any], done: int, still: int, seconds: float) -> None:
-            what = " ".join(str(value) for value in cell.values())
-            console.print(f"  {what}: done; {still} to go, about {seconds / done * still / 60:.0f} min")
+        def show(cell: dict[str, Any], done: int, still: int, seconds: float, name: str = name) -> None:
+            what = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in _told(cell))
+            console.print(f"  {name} {what}: done; {still} to go, about {seconds / done * still / 60:.0f} min")
 
-        at_once = min(len(todo), os.cpu_count() or 1) if jobs is None else jobs
-        for path in make(name, out / name, work / name, profile=profile, jobs=max(1, at_once), on_cell=show):
+        at_once = max(1, min(len(todo[name]), cores))
+        for path in make(
+            name, out / name, work / name, profile=profile, jobs=at_once, only_draw=draw, on_cell=show
+        ):  # fmt: skip
             print(path)
+
+
+def _told(cell: dict[str, Any]) -> list[Any]:
+    """Return what tells a cell from its neighbours, without the sizes that all have in common."""
+    common = (
+        "examples",
+        "votes",
+        "eot",
+        "attack_steps",
+        "budgets",
+        "certify_draws",
+        "shown",
+        "learning_rate",
+        "copies",
+    )
+    return [value for name, value in cell.items() if value is not None and name not in common]
+
+
+def _time(core_minutes: float, cores: int) -> str:
+    """Return an estimate in words; it is of a slow core, so that most machines need less."""
+    minutes = core_minutes / cores
+    if minutes < 1:
+        return "seconds"
+    return f"about {minutes:.0f} min" if minutes < 100 else f"about {minutes / 60:.1f} hours"

@@ -5,12 +5,13 @@ budgets. All models are tanh-cnn with epsilon = 3; the noisy ones are those of `
 prior for secure-sgd, uniform r with analytic noise for secure-sgd-agm.
 """
 
-__all__ = ["ATTACKS", "BUDGETS", "METHODS", "PROTOCOLS", "cells", "draw", "measure"]
+__all__ = ["ATTACKS", "BUDGETS", "METHODS", "MINUTES", "cells", "draw", "measure"]
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securesgd.experiments import redistribution
+from securesgd.experiments.attacked import PROTOCOLS, attacked_rows
 from securesgd.report.attacks_picture import attacks_figure
 from securesgd.report.gains import gain_table
 from securesgd.report.rows import write_rows
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 METHODS = ("dpsgd", "secure-sgd", "secure-sgd-agm")
 ATTACKS = ("fgsm", "ifgsm", "mim", "madry")
 BUDGETS = (0.05, 0.1, 0.2, 0.3)
-PROTOCOLS = ("sound", "as-published")
 _WAYS = {"secure-sgd": "learned-from-prior", "secure-sgd-agm": "uniform"}
 _DPSGD: dict[str, Any] = {
     "network": "tanh-cnn", "epsilon": 3.0, "batch_size": 1024, "steps": 703, "learning_rate": 1.0,
@@ -34,6 +34,8 @@ _VOTES, _EOT, _STEPS = 300, 20, 10
 # Certificates are most of the cost. One standard deviation is worth 0.036 here, so 1,000 draws prove at most 0.089 and
 # 10,000 at most 0.115: 0.1 needs the latter, and beyond it no affordable number is of use.
 _CERTIFY_DRAWS = {0.05: 1000, 0.1: 10_000, 0.2: 1000, 0.3: 1000}
+MINUTES = {"quick": 18, "paper": 18}
+"""Of one core for a cell."""
 
 
 def cells(profile: str) -> list[dict[str, Any]]:
@@ -50,25 +52,20 @@ def measure(cell: dict[str, Any], work: Path) -> list[dict[str, Any]]:
     What was measured stays in `work`, part by part: a stopped cell goes on where it was.
     """
     from securesgd.attacks.settings import attack_settings
-    from securesgd.evaluation import EvaluationSettings, evaluate_run
+    from securesgd.evaluation import EvaluationSettings
 
-    run, count = _trained(cell["method"], cell["seed"], work), cell["examples"]
-    folder = work / f"{cell['method']}-{cell['seed']}"
-    folder.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[str, Any]] = {}
+    asked = []
     for draws in sorted(set(_CERTIFY_DRAWS.values())):
-        asked = [
+        attacks = [
             attack_settings(name, budget, protocol=protocol, steps=_STEPS, eot=_EOT if protocol == "sound" else 0)
             for protocol in PROTOCOLS
             for name in ATTACKS
             for budget in BUDGETS
             if _CERTIFY_DRAWS[budget] == draws
         ]
-        settings = EvaluationSettings(draws=_VOTES, certify_draws=draws)
-        found |= evaluate_run(
-            folder, run.model, run.data.test_inputs[:count], run.data.test_targets[:count], asked, settings
-        ).cells
-    return [_row(cell, entry) for entry in sorted(found.values(), key=_place)]
+        asked.append((attacks, EvaluationSettings(draws=_VOTES, certify_draws=draws)))
+    run = _trained(cell["method"], cell["seed"], work)
+    return attacked_rows(cell, run, work / f"{cell['method']}-{cell['seed']}", asked)
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
@@ -79,47 +76,9 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         write_rows(path.with_name("gains.csv"), gains)
 
 
-def _place(entry: dict[str, Any]) -> tuple[int, int, float]:
-    """Return where an entry stands in the table."""
-    settings = entry["attack"]
-    return PROTOCOLS.index(settings["protocol"]), ATTACKS.index(settings["attack"]), settings["budget"]
-
-
 def _trained(method: str, seed: int, work: Path) -> "TrainedRun":
     from securesgd.experiments.trained import trained
 
     if method in _WAYS:
         return redistribution.trained_model(_WAYS[method], seed, work.parent / "redistribution")
     return trained("mnist", method, work / "models" / f"{method}-{seed}", _DPSGD, seed)
-
-
-def _row(cell: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
-    summary, settings = entry["summary"], entry["attack"]
-    proven = summary.get("certified_accuracy", {}).get("tight", {})
-    return {
-        **cell,
-        "protocol": settings["protocol"],
-        "attack": settings["attack"],
-        "norm": settings["norm"],
-        "budget": settings["budget"],
-        "steps": settings["steps"],
-        "eot": settings["eot"],
-        "restarts": settings["restarts"],
-        **_columns("clean", summary["clean_accuracy"]),
-        **_columns("attacked", summary["accuracy"]),
-        **_columns("certified_clean", proven.get("clean")),
-        **_columns("certified_attacked", proven.get("attacked")),
-        "undecided": summary["undecided"],
-        "sandwich_holds": int(summary["sandwich"]["holds"]),
-        "flags": " ".join(sorted({probe["name"] for probe in entry.get("probes", [])})),
-        "votes": entry["measured"]["draws"],
-        "certify_draws": entry["measured"]["certify_draws"],
-        "failure_prob": entry["measured"]["failure_prob"],
-        "seconds": entry["seconds"],
-    }
-
-
-def _columns(name: str, share: dict[str, float] | None) -> dict[str, Any]:
-    """Return share and 95 % interval; a model without noise has nothing certified."""
-    share = share or {"share": 0.0, "lower": 0.0, "upper": 0.0}
-    return {name: share["share"], f"{name}_lower": share["lower"], f"{name}_upper": share["upper"]}

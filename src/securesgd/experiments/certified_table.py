@@ -3,7 +3,7 @@
 The model is the one of `redistribution.py` with r learned from the prior: epsilon 3, noise at the input, seed 0.
 """
 
-__all__ = ["cells", "draw", "measure"]
+__all__ = ["MINUTES", "cells", "draw", "measure"]
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +17,8 @@ _PROFILES: dict[str, dict[str, int]] = {
     "paper": {"examples": 1_000, "draws": 10_000},
     "quick": {"examples": 200, "draws": 10_000},
 }
+MINUTES = {"quick": 8, "paper": 8}
+"""Of one core for a cell."""
 
 
 def cells(profile: str) -> list[dict[str, Any]]:

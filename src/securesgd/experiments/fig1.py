@@ -1,6 +1,6 @@
 """Figure 1: noise scale of the classic, extended (HGM) and analytic Gaussian mechanisms against epsilon."""
 
-__all__ = ["GRID", "cells", "draw", "measure"]
+__all__ = ["GRID", "MINUTES", "cells", "draw", "measure"]
 
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ GRID = {
     "delta": [1e-5],
     "sensitivity": 1.0,
 }
+MINUTES = {"quick": 0.02, "paper": 0.02}
+"""Of one core for a cell."""
 
 
 def cells(profile: str) -> list[dict[str, Any]]:

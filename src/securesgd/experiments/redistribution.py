@@ -4,7 +4,7 @@ One network, noise at the input, training data protected with epsilon = 3; what 
 is scaled so that one standard deviation is worth the same radius (`unit`) in every cell.
 """
 
-__all__ = ["RADII", "cells", "draw", "measure", "trained_model"]
+__all__ = ["MINUTES", "RADII", "cells", "draw", "measure", "trained_model"]
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,8 @@ _PROFILES: dict[str, dict[str, Any]] = {
     "paper": {"seeds": (0, 1, 2), "examples": 500, "draws": 10_000},
     "quick": {"seeds": (0,), "examples": 200, "draws": 10_000},
 }
+MINUTES = {"quick": 4, "paper": 4}
+"""Of one core for a cell."""
 
 
 def cells(profile: str) -> list[dict[str, Any]]:

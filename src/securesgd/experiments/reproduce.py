@@ -1,22 +1,38 @@
 """`securesgd reproduce`: rows of an experiment to disk, then its figure from the rows on disk."""
 
-__all__ = ["EXPERIMENTS", "PROFILES", "reproduce"]
+__all__ = ["EXPERIMENTS", "FIGURES", "PROFILES", "reproduce"]
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from securesgd import __version__
 from securesgd.environment import environment
-from securesgd.experiments import attacks_table, certified_table, fig1, paper_network, redistribution
+from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.experiments import (
+    adlm_table,
+    attacks_table,
+    certified_table,
+    fig1,
+    fig2,
+    fig3,
+    fig4,
+    fig5,
+    paper_network,
+    redistribution,
+)
 from securesgd.experiments.grid import Cell, fill, rows_of
 from securesgd.report.rows import write_json
 
-EXPERIMENTS: dict[str, Any] = {
-    "fig1": fig1,
+FIGURES: dict[str, Any] = {"fig1": fig1, "fig2": fig2, "fig3": fig3, "fig4": fig4, "fig5": fig5}
+"""The paper's five figures: what `all` means."""
+EXPERIMENTS: dict[str, Any] = FIGURES | {
     "paper-network": paper_network,
     "redistribution": redistribution,
     "certified": certified_table,
     "attacks": attacks_table,
+    "adlm": adlm_table,
 }
 PROFILES = ("quick", "paper")
 
@@ -28,16 +44,42 @@ def reproduce(
     *,
     profile: str = "quick",
     jobs: int = 1,
+    only_draw: bool = False,
     on_cell: Callable[[Cell, int, int, float], None] | None = None,
 ) -> list[Path]:
     """Measure what is missing in `folder/rows.csv`, draw the figure from it, and return the files.
 
-    Only rows of the profile's own cells are drawn; a larger profile adds to the same table.
+    Only rows of the profile's own cells are drawn; a larger profile adds to the same table. With `only_draw` nothing is
+    measured: the figure is of the rows there are.
+    Raises: InvalidInputError if there are no rows to draw; DamagedFileError for results of another version: what
+    changed in between could be what the rows measure.
     """
     experiment = EXPERIMENTS[name]
     rows, picture, record = folder / "rows.csv", folder / "figure.png", folder / "environment.json"
     cells = experiment.cells(profile)
-    fill(rows, cells, experiment.measure, work, jobs=jobs, on_cell=on_cell)
-    write_json(record, environment() | {"profile": profile})
-    experiment.draw(rows_of(rows, cells), picture)
+    _require_same_version(rows, record)
+    if not only_draw:
+        write_json(record, environment() | {"profile": profile})
+        fill(rows, cells, experiment.measure, work, jobs=jobs, on_cell=on_cell)
+    there = rows_of(rows, cells) if rows.exists() else []
+    if not there:
+        raise InvalidInputError(f"{folder} has no rows of the profile {profile!r} to draw")
+    experiment.draw(there, picture)
     return [rows, picture, record]
+
+
+def _require_same_version(rows: Path, record: Path) -> None:
+    """Pass if there are no rows yet, or rows of this version."""
+    if not rows.exists():
+        return
+    try:
+        made_by = json.loads(record.read_text(encoding="utf-8"))["versions"]["securesgd"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DamagedFileError(
+            f"{record} does not say which version made the rows beside it; move them away, or give another --out"
+        ) from None
+    if made_by != __version__:
+        raise DamagedFileError(
+            f"{rows} is of securesgd {made_by}, this is {__version__}: rows of two versions do not go into one table; "
+            "move it away, or give another --out"
+        )

@@ -1,6 +1,6 @@
 """A trained model of an experiment's cell: a run folder that is begun, continued or simply read."""
 
-__all__ = ["command", "trained"]
+__all__ = ["accuracy_row", "command", "trained"]
 
 import json
 from pathlib import Path
@@ -31,3 +31,18 @@ def command(dataset: str, method: str, settings: dict[str, Any], seed: int) -> s
         f"--set {name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in changes.items()
     ]
     return f"securesgd train --dataset {dataset} --method {method} {' '.join(words)} --out DIR"
+
+
+def accuracy_row(cell: dict[str, Any], folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train the model of a cell (its data set, method and seed; `settings` for the rest) and return its accuracy."""
+    run = trained(cell["dataset"], cell["method"], folder, settings, cell["seed"])
+    return {
+        **cell,
+        "epsilon_spent": run.statement.epsilon,
+        "delta": run.statement.delta,
+        "steps": run.config.training.steps,
+        "batch_size": run.config.training.batch_size,
+        "test_accuracy": run.test_accuracy,
+        "test_images": len(run.data.test_targets),
+        "command": command(cell["dataset"], cell["method"], settings, cell["seed"]),
+    }
