@@ -2,10 +2,14 @@
 
 __all__ = ["demo"]
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from securesgd.cli.app import app
 from securesgd.cli.attack import attack
@@ -14,7 +18,11 @@ from securesgd.cli.noise import DEFAULT_DELTA, print_noise_table
 from securesgd.cli.report import report
 from securesgd.cli.train import training_progress
 
+if TYPE_CHECKING:
+    from securesgd.pipeline import TrainedRun
+
 _CERTIFIED, _ATTACKED = 297, 60  # test digits: all of them, and as many as can be attacked in half a minute
+_BUDGET = 0.05
 
 
 @app.command()
@@ -37,5 +45,32 @@ def demo(
     print(run.statement.in_words)
     print(f"accuracy {run.test_accuracy:.3f} on {len(run.data.test_targets)} test digits; the run is in {folder}")
     certify(folder, draws=2_000, examples=_CERTIFIED)
-    attack(folder, budget="0.05", eot=10, examples=_ATTACKED, draws=200, probes=False)
+    attack(folder, budget=f"{_BUDGET:g}", eot=10, examples=_ATTACKED, draws=200, probes=False)
     report([folder], out / "report.html")
+    _print_end(run, out / "report.html")
+
+
+def _print_end(run: "TrainedRun", page: Path) -> None:
+    """Print the table that says it all: accuracies from the records on disk, the budget spent, where the report is."""
+    from securesgd.report.certified import certified_accuracy
+    from securesgd.report.rows import read_rows
+
+    rows = [row for row in read_rows(run.folder / "certificates.csv") if row["norm"] == "linf"]
+    cells = json.loads((run.folder / "attacks.json").read_text(encoding="utf-8"))["cells"].values()
+    table = Table(title="the demo in numbers", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("accuracy", "share", "95 % interval", "test digits"):
+        table.add_column(name, justify="left" if name == "accuracy" else "right", no_wrap=True)
+
+    def line(words: str, found: dict[str, float], count: int) -> None:
+        table.add_row(words, f"{found['share']:.3f}", f"{found['lower']:.2f}–{found['upper']:.2f}", str(count))
+
+    line("clean, of the smoothed classifier", certified_accuracy(rows, "tight", 0.0), len(rows))
+    for cell in cells:
+        words = f"attacked by {cell['attack']['attack']}, l_inf {cell['attack']['budget']:g}"
+        line(words, cell["summary"]["accuracy"], cell["summary"]["examples"])
+    for radius in (_BUDGET, 2 * _BUDGET):
+        line(f"certified at l_inf {radius:g}", certified_accuracy(rows, "tight", radius), len(rows))
+    Console(highlight=False).print(table)
+    spent = run.statement
+    print(f"privacy of the training data: epsilon {spent.epsilon:.3f} spent, delta {spent.delta:g}")
+    print(f"open {page}")

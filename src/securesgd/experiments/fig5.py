@@ -29,7 +29,7 @@ _ADLM: dict[str, Any] = {
 }
 _PROFILES: dict[str, dict[str, Any]] = {
     # Reduced: the network, the training, the budgets (the paper has 0.2 to 2), images, one seed.
-    "quick": {"network": "tanh-cnn", "batch_size": 1024, "steps": 300, "learning_rate": 1.0, "examples": 500,
+    "quick": {"network": "tanh-cnn", "batch_size": 1024, "steps": 300, "learning_rate": 2.0, "examples": 500,
               "votes": 300, "eot": 10},
     "paper": {"network": "mnist-cnn", "batch_size": 512, "steps": 350, "learning_rate": 2.0, "examples": 1000,
               "votes": 1000, "eot": 20},

@@ -43,7 +43,7 @@ def certified_panels(
             "hgm-pixeldp", values[protocol], ("seed", "attack", "budget"), stated,
         )
     ]  # fmt: skip
-    write_rows(path.with_name("gains.csv"), gains)
+    _write(gains, path)
 
 
 def budget_panels(
@@ -59,7 +59,7 @@ def budget_panels(
     for protocol in PROTOCOLS:
         mine = [row for row in rows if row["protocol"] == protocol]
         gains += stated_gains(mine, "secure-sgd", "attacked", ("seed", "attack", "epsilon"), stated)
-        ends = [end([row["epsilon"] for row in mine]) for end in (max, min)]
+        ends = [end((row["epsilon"] for row in mine), default=0.0) for end in (max, min)]
         rise = [
             {**row, "method": f"secure-sgd at epsilon {row['epsilon']:g}"}
             for row in mine
@@ -67,7 +67,7 @@ def budget_panels(
         ]
         large, small = (f"secure-sgd at epsilon {epsilon:g}" for epsilon in ends)
         gains += stated_gains(rise, large, "attacked", ("seed", "attack"), {small: (stated_rise, None)})
-    write_rows(path.with_name("gains.csv"), gains)
+    _write(gains, path)
 
 
 def stated_gains(
@@ -147,6 +147,12 @@ def _spread(group: Sequence[Row], column: str) -> tuple[float, float]:
     if len(group) == 1:
         return group[0][f"{column}_lower"], group[0][f"{column}_upper"]
     return min(row[column] for row in group), max(row[column] for row in group)
+
+
+def _write(gains: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write `gains.csv` beside the figure; a table that is still being filled may have no pair yet."""
+    if gains:
+        write_rows(path.with_name("gains.csv"), gains)
 
 
 def _save(figure: Figure, path: Path) -> None:
