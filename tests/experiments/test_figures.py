@@ -23,7 +23,7 @@ PNG = b"\x89PNG"
 
 
 def reproduce(*arguments, **options):
-    return subprocess.run([*SMALL, "reproduce", *arguments], cwd=ROOT, capture_output=True, text=True, **options)  # noqa: PLW1510
+    return subprocess.run([*SMALL, "reproduce", *arguments], cwd=ROOT, capture_output=True, text=True, **options)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def _without_seconds(table):
 
 
 def test_figures_are_drawn_from_rows_without_torch(whole, tmp_path):
-    """As on a machine that has no torch: importing it raises. The grids of the committed results, not the small ones."""
+    """As on a machine without torch: importing it raises. The committed rows, not the small ones."""
     drawn = tmp_path / "results"
     for name in FIGURES:
         source = ROOT / "results" / name

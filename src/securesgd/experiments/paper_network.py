@@ -9,7 +9,9 @@ __all__ = ["MINUTES", "SETTINGS", "cells", "draw", "measure"]
 from pathlib import Path
 from typing import Any
 
-from securesgd.report.budget_picture import budget_figure as draw
+from securesgd.report.budget_picture import budget_figure
+from securesgd.report.rows import write_rows
+from securesgd.report.seed_summary import seed_summary
 
 _ROBUST: dict[str, Any] = {"norm": "linf", "robust_epsilon": 4.0, "attack_size": 0.1, "copies": 1}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -46,3 +48,9 @@ def measure(cell: dict[str, Any], work: Path) -> list[dict[str, Any]]:
     settings = {"network": cell["network"], "epsilon": epsilon, "micro_batch": 256}
     settings |= _STEPS[epsilon] | SETTINGS[method]
     return [accuracy_row(cell, work / f"{method}-{epsilon:g}-{seed}", settings)]
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw the figure, and write the means over the seeds into `summary.csv` beside it."""
+    budget_figure(rows, path)
+    write_rows(path.with_name("summary.csv"), seed_summary(rows, ["method", "epsilon"], ["test_accuracy"]))

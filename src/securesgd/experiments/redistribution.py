@@ -9,7 +9,9 @@ __all__ = ["MINUTES", "RADII", "cells", "draw", "measure", "trained_model"]
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securesgd.report.ways_picture import ways_figure as draw
+from securesgd.report.rows import write_rows
+from securesgd.report.seed_summary import seed_summary
+from securesgd.report.ways_picture import ways_figure
 
 if TYPE_CHECKING:
     from securesgd.pipeline import TrainedRun
@@ -76,3 +78,10 @@ def measure(cell: dict[str, Any], work: Path) -> list[dict[str, Any]]:
             "command": command("mnist", "secure-sgd", settings, cell["seed"]),
         }
     ]
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw the figure, and write the means over the seeds into `summary.csv` beside it."""
+    ways_figure(rows, path)
+    values = ["test_accuracy", *(f"certified_at_{r:g}" for r in RADII), "average_certified_radius"]
+    write_rows(path.with_name("summary.csv"), seed_summary(rows, ["way"], values))

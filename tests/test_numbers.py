@@ -1,0 +1,99 @@
+"""Every measured number in README and docs is found in a row of `results/`.
+
+A number is looked up in the files its section links to (for a picture: in its folder; without a link: everywhere): some
+value there must round to it, as it is or in per cent. What is no measurement (settings, published numbers, mathematics)
+is named below.
+"""
+
+import csv
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NUMBER = re.compile(r"(?<![\w./^-])(\d+\.\d+)(?![\w.]*\.(?:csv|json|png))")
+CODE = re.compile(r"```.*?```|`[^`]*`", re.S)
+LINK = re.compile(r"\]\((?:\.\./)?(results/[^)#]+)\)")
+# Settings of runs, versions, published numbers and mathematics: no measurements of ours.
+NOT_MEASURED = {
+    "README.md": {
+        "3.11": "Python", "1.6": "Opacus", "1906.01444": "arXiv",
+    },
+    "docs/results.md": {
+        "0.981": "published by Tramèr & Boneh", "0.1": "a setting", "0.5": "a setting", "0.9": "a setting",
+        "0.036": "a setting",
+    },
+    "docs/adlm.md": {
+        "0.348": "a published scale", "6.71": "a published scale", "72.6": "a published scale",
+        "812.5": "a published sensitivity", "0.3": "a budget",
+    },
+}  # fmt: skip
+MEASURED = ("README.md", "docs/results.md", "docs/adlm.md")
+
+
+def sections(document):
+    """Pairs of heading and text of a document, code left out."""
+    text = CODE.sub(" ", (ROOT / document).read_text())
+    parts = re.split(r"^(#+ .*)$", text, flags=re.M)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def numbers():
+    for document in MEASURED:
+        for heading, text in sections(document):
+            files = sorted(
+                {link if not link.endswith(".png") else str(Path(link).parent) for link in LINK.findall(text)}
+            )
+            words = re.sub(r"\]\([^)]*\)", "]", text)
+            for number in sorted(set(NUMBER.findall(words))):
+                if number not in NOT_MEASURED.get(document, {}):
+                    yield pytest.param(number, tuple(files), id=f"{document}:{heading.strip('# ')}:{number}")
+
+
+@cache
+def values(files):
+    """All numbers in these files or folders of results, settings and commands among them."""
+    found = set()
+    for file in files or ("results",):
+        path = ROOT / file
+        assert path.exists(), f"{file} is linked to, but is not there"
+        for part in [path] if path.is_file() else sorted(path.rglob("*")):
+            if part.suffix == ".csv":
+                with part.open(newline="") as table:
+                    cells = [cell for row in csv.reader(table) for cell in row]
+            elif part.suffix in (".jsonl", ".json"):
+                lines = part.read_text().splitlines() if part.suffix == ".jsonl" else [part.read_text()]
+                cells = [leaf for line in lines for leaf in _leaves(json.loads(line))]
+            else:
+                continue
+            for cell in cells:
+                found.update(float(word) for word in re.findall(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?", str(cell)))
+    return sorted(found)
+
+
+def _leaves(record):
+    if isinstance(record, dict):
+        return [leaf for value in record.values() for leaf in _leaves(value)]
+    if isinstance(record, list):
+        return [leaf for value in record for leaf in _leaves(value)]
+    return [record]
+
+
+def is_there(number, files):
+    digits = len(number.partition(".")[2])
+    half = 0.5 * 10**-digits * (1 + 1e-9)
+    return any(abs(abs(value) * scale - float(number)) <= half for value in values(files) for scale in (1, 100))
+
+
+@pytest.mark.parametrize(("number", "files"), list(numbers()))
+def test_a_stated_number_is_in_the_results(number, files):
+    assert is_there(number, files), f"{number} is in no row of {', '.join(files) or 'results'}"
+
+
+def test_the_search_finds_what_is_there_and_misses_what_is_not():
+    assert is_there("0.8170", ()) or is_there("0.9817", ())
+    assert not is_there("0.98171", ("results/mnist-dpsgd/rows.csv",))
+    assert not is_there("0.1234", ("results/mnist-dpsgd/rows.csv",))
