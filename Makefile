@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test lint types slow bench format clean
+.PHONY: help demo test lint types slow bench docs format clean
 
 help:  ## list what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 10
@@ -39,6 +39,9 @@ slow: $(VENV)/dev  ## the long tests
 
 bench: $(VENV)/dev  ## every benchmark; JSON rows on standard output
 	@for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+
+docs: $(VENV)/runtime  ## docs/api.md from the docstrings
+	$(BIN)/python docs/build_api.py
 
 format: $(VENV)/dev  ## let ruff rewrite the files
 	$(BIN)/ruff format .

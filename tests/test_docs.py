@@ -33,6 +33,13 @@ def test_links_between_documents_exist():
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
+def test_the_api_page_is_that_of_the_docstrings():
+    """`make docs` writes it."""
+    namespace = {"__file__": str(ROOT / "docs" / "build_api.py"), "__name__": "build_api"}
+    exec(compile((ROOT / "docs" / "build_api.py").read_text(), "build_api.py", "exec"), namespace)
+    assert (ROOT / "docs" / "api.md").read_text() == namespace["page"]()
+
+
 def test_the_session_in_the_readme_prints_what_it_says():
     code, output = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.S).groups()
     printed = io.StringIO()

@@ -154,3 +154,61 @@ def test_no_run_folder(tmp_path):
     with pytest.raises(InvalidInputError, match="not a run folder"):
         report([tmp_path], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# Written into a copy of the page: what a person would notice first.
+PROBE = """<script>addEventListener("load", () => {
+  const page = document.documentElement, images = [...document.images];
+  page.dataset.width = innerWidth;
+  page.dataset.overflow = page.scrollWidth - page.clientWidth;
+  page.dataset.empty = images.filter(i => i.naturalWidth < 50 || i.getBoundingClientRect().height < 20).length;
+  page.dataset.images = images.length;
+  const boxes = [...document.querySelectorAll("h1, h2, h3, p, table, img, figcaption, dl")]
+    .filter(e => !e.closest("details:not([open])")).map(e => [e, e.getBoundingClientRect()]);
+  page.dataset.overlaps = boxes.filter(([e, a]) => boxes.some(([f, b]) => e !== f && !e.contains(f) && !f.contains(e)
+    && a.height && b.height && a.left < b.right - 2 && b.left < a.right - 2 && a.top < b.bottom - 2
+    && b.top < a.bottom - 2)).map(([e]) => e.tagName + ":" + e.textContent.trim().slice(0, 30)).join("|");
+});</script>"""
+
+
+def browsed(html, width, tmp_path):
+    """Return what the browser says on its console, and what the probe saw."""
+    page = tmp_path / "probed.html"
+    page.write_text(html.replace("</body>", PROBE + "</body>"), encoding="utf-8")
+    done = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=3000",
+         f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    seen = dict(re.findall(r'data-(\w+)="([^"]*)"', done.stdout.split(">", 2)[1] + ">"))
+    return "CONSOLE" in done.stderr, seen
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [1280, 500])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_in_a_browser_nothing_is_empty_overlaps_or_fails(width, runs, finished, tmp_path):
+    """Headless Chromium at desktop and phone width: no console message, no sideways scrolling, every picture there."""
+    folders = [finished]
+    if runs == 2:
+        folders.append(Path(shutil.copytree(finished, tmp_path / "other")))
+    complained, seen = browsed(made(folders, tmp_path)[0], width, tmp_path)
+    assert not complained
+    assert abs(int(seen["width"]) - width) <= 20
+    assert int(seen["images"]) >= 3 * runs - 2
+    assert (seen["overflow"], seen["empty"], seen["overlaps"]) == ("0", "0", "")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_browser_test_notices_a_broken_page(finished, tmp_path):
+    broken = (
+        "<p style='position:absolute;top:200px;left:0;width:3000px;height:600px'>over everything</p>"
+        "<img src='data:image/png;base64,AAAA'><script>console.error('no')</script></body>"
+    )
+    complained, seen = browsed(made([finished], tmp_path)[0].replace("</body>", broken), 1280, tmp_path)
+    assert complained
+    assert int(seen["overflow"]) > 1000
+    assert seen["empty"] == "1"
+    assert "over everything" in seen["overlaps"]
