@@ -17,10 +17,9 @@ def small(monkeypatch):
     monkeypatch.setattr(attacks_table, "_trained", trained)
     monkeypatch.setattr(attacks_table, "METHODS", ("dpsgd", "secure-sgd"))
     monkeypatch.setattr(attacks_table, "ATTACKS", ("fgsm", "mim"))
-    monkeypatch.setattr(attacks_table, "_CERTIFY_DRAWS", {0.05: 200, 0.3: 100})
     monkeypatch.setattr(attacks_table, "BUDGETS", (0.05, 0.3))
     monkeypatch.setattr(attacks_table, "_PROFILES", {"quick": {"seeds": (0,), "examples": 25}})
-    for name, value in (("_VOTES", 50), ("_EOT", 3), ("_STEPS", 2)):
+    for name, value in (("_VOTES", 50), ("_EOT", 3), ("_STEPS", 2), ("_CERTIFY_DRAWS", 200)):
         monkeypatch.setattr(attacks_table, name, value)
 
 
@@ -45,5 +44,4 @@ def test_models_are_those_of_the_redistribution_experiment():
     assert {name: redistribution._SETTINGS[name] for name in shared} == attacks_table._DPSGD
     assert set(attacks_table._WAYS.values()) <= set(redistribution._WAYS)
     assert [cell["method"] for cell in attacks_table.cells("quick")] == ["dpsgd", "secure-sgd", "secure-sgd-agm"]
-    assert set(attacks_table._CERTIFY_DRAWS) == set(attacks_table.BUDGETS)
     assert {cell["examples"] for cell in attacks_table.cells("paper")} == {1000}

@@ -177,8 +177,9 @@ def browsed(html, width, tmp_path):
     page = tmp_path / "probed.html"
     page.write_text(html.replace("</body>", PROBE + "</body>"), encoding="utf-8")
     done = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=3000",
-         f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--dump-dom", page.as_uri()],
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+         "--virtual-time-budget=3000", f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900",
+         "--dump-dom", page.as_uri()],
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

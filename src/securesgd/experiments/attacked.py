@@ -46,7 +46,7 @@ def measure(cell: dict[str, Any], work: Path) -> list[dict[str, Any]]:
         for budget in (float(word) for word in cell["budgets"].split())
     ]  # fmt: skip
     settings = EvaluationSettings(draws=cell["votes"], certify_draws=cell["certify_draws"])
-    return attacked_rows(cell, run, folder, [(asked, settings)])
+    return attacked_rows(cell, run, folder, asked, settings)
 
 
 def settings_of(cell: dict[str, Any]) -> dict[str, Any]:
@@ -59,16 +59,15 @@ def attacked_rows(
     cell: dict[str, Any],
     run: "TrainedRun",
     folder: Path,
-    asked: Sequence[tuple[Sequence["AttackSettings"], "EvaluationSettings"]],
+    attacks: Sequence["AttackSettings"],
+    settings: "EvaluationSettings",
 ) -> list[dict[str, Any]]:
     """Return a row per attack. What was measured stays in `folder`: a stopped cell goes on where it was."""
     from securesgd.evaluation import evaluate_run
 
     folder.mkdir(parents=True, exist_ok=True)
     inputs, targets = (values[: cell["examples"]] for values in (run.data.test_inputs, run.data.test_targets))
-    found: dict[str, dict[str, Any]] = {}
-    for attacks, settings in asked:
-        found |= evaluate_run(folder, run.model, inputs, targets, attacks, settings).cells
+    found = evaluate_run(folder, run.model, inputs, targets, attacks, settings).cells
     return [_row(cell, run, entry) for entry in sorted(found.values(), key=_place)]
 
 
