@@ -45,7 +45,7 @@ _ADLM: dict[str, dict[str, Any]] = {
     "mnist": {
         "network": "mnist-cnn",
         "adlm": {"epsilon": 0.3},
-        "training": {"delta": 1e-5, "batch_size": 1800, "steps": 120, "optimizer": "adam", "learning_rate": 3e-4},
+        "training": {"delta": 1e-5, "batch_size": 1800, "steps": 60, "optimizer": "adam", "learning_rate": 3e-4},
     },
     "cifar10": {
         "network": "digits-cnn",  # cifar-cnn takes half a minute per step at this batch size
@@ -54,7 +54,7 @@ _ADLM: dict[str, dict[str, Any]] = {
             "signed": True, "relevance_power": 1.0, "relevance_offset": 0.3,
         },
         "training": {
-            "delta": 1e-5, "batch_size": 7200, "steps": 200, "optimizer": "adam", "learning_rate": 1e-3,
+            "delta": 1e-5, "batch_size": 7200, "steps": 60, "optimizer": "adam", "learning_rate": 1e-3,
             "micro_batch": 1000,
         },
     },

@@ -10,7 +10,10 @@ from typing import Any
 
 from securesgd.report.budget_picture import budget_figure as draw
 
-_BUDGETS = {"mnist": (0.3, 2.0), "cifar10": (2.5, 10.0)}
+_BUDGETS: dict[str, dict[str, tuple[float, ...]]] = {
+    "quick": {"mnist": (0.3,), "cifar10": (2.5,)},
+    "paper": {"mnist": (0.3, 2.0), "cifar10": (2.5, 10.0)},
+}
 _SEEDS = {"quick": (0,), "paper": (0, 1, 2)}
 MINUTES = {"quick": 6, "paper": 6}
 """Of one core for a cell."""
@@ -21,7 +24,7 @@ def cells(profile: str) -> list[dict[str, Any]]:
     return [
         {"dataset": dataset, "method": "adlm", "epsilon": epsilon, "seed": seed}
         for seed in _SEEDS[profile]
-        for dataset, budgets in _BUDGETS.items()
+        for dataset, budgets in _BUDGETS[profile].items()
         for epsilon in budgets
     ]
 

@@ -31,8 +31,8 @@ _PROFILES: dict[str, dict[str, Any]] = {
     "quick": {"seeds": (0,), "examples": 1000},
 }
 _VOTES, _EOT, _STEPS = 300, 20, 10
-# Certificates are most of the cost. One standard deviation is worth 0.036 here, so 1,000 draws prove at most 0.089: what
-# 10,000 prove at 0.1 is in `certified_table.py`.
+# Certificates are most of the cost. One standard deviation is worth 0.036 here, so 1,000 draws prove at most 0.089;
+# what 10,000 prove at 0.1 is in `certified_table.py`.
 _CERTIFY_DRAWS = 1000
 MINUTES = {"quick": 30, "paper": 30}
 """Of one core for a cell."""

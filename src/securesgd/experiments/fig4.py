@@ -29,13 +29,13 @@ _ADLM: dict[str, Any] = {
 }
 _PROFILES: dict[str, dict[str, Any]] = {
     # Reduced: the network, the training, the budgets (the paper has 2 to 10), images, one seed.
-    "quick": {"network": "tanh-cnn", "batch_size": 1024, "steps": 500, "learning_rate": 1.0, "examples": 500,
+    "quick": {"network": "tanh-cnn", "batch_size": 1024, "steps": 250, "learning_rate": 1.0, "examples": 300,
               "votes": 300, "eot": 10},
     "paper": {"network": "cifar-cnn", "batch_size": 1024, "steps": 1000, "learning_rate": 1.0, "examples": 1000,
               "votes": 1000, "eot": 20},
 }  # fmt: skip
-_ADLM_STEPS = {"quick": 60, "paper": 300}
-_BUDGETS: dict[str, tuple[float, ...]] = {"quick": (2.0, 5.0, 10.0), "paper": (2.0, 4.0, 6.0, 8.0, 10.0)}
+_ADLM_STEPS = {"quick": 40, "paper": 300}
+_BUDGETS: dict[str, tuple[float, ...]] = {"quick": (2.0, 10.0), "paper": (2.0, 4.0, 6.0, 8.0, 10.0)}
 _SEEDS = {"quick": (0,), "paper": (0, 1, 2)}
 _PAPER = {"secure-sgd-agm": (0.027, 1.22e-6), "dpsgd": (0.038, 2.16e-6), "adlm": (0.1775, 2.05e-10)}
 _PAPER_RISE = 0.1817
