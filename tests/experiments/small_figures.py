@@ -3,10 +3,11 @@
 Run as a program, it is the command line with those grids.
 """
 
+import dataclasses
 import sys
 
-from securesgd.experiments import fig2, fig3, fig4, fig5
-from securesgd.experiments.lines import cells_of, pixeldp_lines, secure_lines
+from securesgd.experiments import fig2, fig3, fig4, fig5, reproduce
+from securesgd.experiments.lines import pixeldp_lines, secure_lines
 
 COMMON = {
     "dataset": "digits", "network": "digits-cnn", "batch_size": 64, "steps": 8, "learning_rate": 0.5, "examples": 12,
@@ -15,23 +16,29 @@ COMMON = {
 ADLM = {"method": "adlm", "shown": "both", "batch_size": 500, "learning_rate": 3e-3}
 
 
-def certified_cells(robust_epsilon):
+def small(figure, **changes):
+    values = {"common": COMMON, "profiles": {"quick": {}}, **changes}
+    return dataclasses.replace(figure, **values)
+
+
+def certified(figure, robust_epsilon):
     chosen = [line for line in pixeldp_lines(0.05, robust_epsilon) if line["robust_epsilon"] in (1.0, robust_epsilon)]
-    return cells_of(COMMON | {"budgets": "0.02 0.1"}, chosen, (0,))
-
-
-def budget_cells():
-    lines = [{**line, "epsilon": 8.0} for line in [*secure_lines(0.1, robust_epsilon=4.0), ADLM]]
-    tighter = [{**line, "epsilon": 2.0} for line in lines if line["method"] == "secure-sgd"]
-    return cells_of(COMMON | {"budgets": "0.1", "certify_draws": 0}, [*lines, *tighter], (0,))
+    return small(figure, lines=chosen, common=COMMON | {"budgets": "0.02 0.1"})
 
 
 def shrink():
-    """Put the small grids in place of the real ones."""
-    fig2.cells = lambda _: certified_cells(8.0)
-    fig4.cells = lambda _: budget_cells()
-    fig3.cells = lambda _: certified_cells(4.0)[:1]
-    fig5.cells = lambda _: budget_cells()[:1]
+    """Put small grids in place of the real ones."""
+    lines = secure_lines(0.1, robust_epsilon=4.0)
+    common = COMMON | {"budgets": "0.1", "certify_draws": 0}
+    found = {
+        "fig2": certified(fig2.FIGURE, 8.0),
+        "fig3": certified(fig3.FIGURE, 4.0),
+        "fig4": small(fig4.FIGURE, common=common, epsilons={"quick": (8.0,)}, lines=lines, others={"quick": [ADLM]}),
+        "fig5": small(fig5.FIGURE, common=common, epsilons={"quick": (2.0, 8.0)}, lines=lines[3:4], others={}),
+    }
+    found["fig3"] = dataclasses.replace(found["fig3"], lines=found["fig3"].lines[:1])
+    for table in (reproduce.FIGURES, reproduce.EXPERIMENTS):
+        table |= found
 
 
 if __name__ == "__main__":
