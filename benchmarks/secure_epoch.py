@@ -2,7 +2,8 @@
 
 Plain SGD is the shortest torch loop there is, on shuffled batches, in the faster of the two memory formats. The others
 are the product itself: `train` with its ledger, secret noise, checkpoints and, for Secure-SGD, noise in the first layer
-(learned r) and control of its sensitivity after each step. One JSON row per contender:
+(learned r) and control of its sensitivity after each step. The noise multiplier is given: calibrating it to an epsilon
+is done once per training, not per epoch. One JSON row per contender:
 
     python benchmarks/secure_epoch.py --turns 3
 
@@ -72,7 +73,7 @@ def seconds(action: Callable[[], object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time MNIST epochs in turn; JSON rows on standard output.")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=512)
     options = parser.parse_args()
     keep_memory()
     data = load("mnist")
@@ -85,7 +86,7 @@ def main() -> None:
             return seconds(lambda: plain(steps))
         method, settings = choice
         config = run_config(
-            "mnist", method, network="mnist-cnn", epsilon=2.0, batch_size=options.batch, steps=steps,
+            "mnist", method, network="mnist-cnn", noise_multiplier=1.0, batch_size=options.batch, steps=steps,
             **({"copies": 1} | settings if method != "dpsgd" else settings),
         )  # fmt: skip
         model = build_model(config, data.input_shape, data.classes)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from securesgd.models import scale
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -224,6 +226,15 @@ FAST: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         lambda: nn.Sequential(nn.LayerNorm(12, bias=False), nn.Linear(12, 4)), lambda: vectors(12)),
     "group norm": (
         lambda: nn.Sequential(nn.GroupNorm(3, 6), nn.Tanh(), nn.Flatten(), nn.Linear(96, 4)), lambda: images(6, 4)),
+    "scaled input": (
+        lambda: nn.Sequential(scale.Scale(torch.rand(2, 5, 5) + 0.5), nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(),
+                              nn.Linear(27, 4)), lambda: images(2, 5)),
+    "scaled channels": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3), scale.Scale(torch.rand(3, 1, 1) + 0.5), nn.Tanh(), nn.Flatten(),
+                              nn.Linear(27, 4)), lambda: images(2, 5)),
+    "scaled units": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3), scale.Scale(torch.rand(3, 3, 3) + 0.5), nn.Tanh(), nn.Flatten(),
+                              nn.Linear(27, 4)), lambda: images(2, 5)),
     "short sequence": (
         lambda: nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4), Mean()), lambda: sequences(3, 20)),
     "long sequence": (

@@ -8,7 +8,7 @@ which r is learned like any other parameter. Either way a change of the input th
 what the certificate speaks of.
 """
 
-__all__ = ["GaussianNoise", "NoisyLayer", "NoisyNetwork", "Scale"]
+__all__ = ["GaussianNoise", "NoisyLayer", "NoisyNetwork"]
 
 import math
 from collections.abc import Iterator
@@ -21,23 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from securesgd.errors import InvalidInputError, nearest
+from securesgd.models.scale import Scale
 from securesgd.theory import Convolution, Sensitivity, sensitivity
 from securesgd.theory.linear_maps import LinearMap, Matrix
 from securesgd.theory.sensitivity import Norm
 
 Place = Literal["first-layer", "input"]
-
-
-class Scale(nn.Module):
-    """Multiplies each unit (or channel) by a trainable positive number."""
-
-    def __init__(self, values: Tensor) -> None:
-        super().__init__()
-        self.values = nn.Parameter(values.clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x times the values."""
-        return x * self.values
 
 
 class GaussianNoise(nn.Module):
@@ -53,8 +42,11 @@ class GaussianNoise(nn.Module):
         self.generator: torch.Generator | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x plus noise."""
-        return x + self.std * torch.randn(x.shape, generator=self.generator, device=x.device, dtype=x.dtype)
+        """Return x plus noise, in the memory layout of x: in another one, every layer after it would be slower."""
+        last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+        shape = x.permute(0, 2, 3, 1).shape if last else x.shape
+        noise = torch.randn(shape, generator=self.generator, device=x.device, dtype=x.dtype)
+        return torch.addcmul(x, noise.permute(0, 3, 1, 2) if last else noise, self.std)
 
 
 class NoisyLayer(nn.Module):

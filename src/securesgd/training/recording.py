@@ -20,6 +20,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from securesgd.training.gradients.forms import Unfit
 from securesgd.training.gradients.generic import generic_gradients
+from securesgd.training.gradients.input_gradient import with_fast_input_gradient
 from securesgd.training.gradients.rules import Rule, rule_for
 
 
@@ -125,16 +126,18 @@ class Recorder:
 
         return hook
 
-    def _after(self, unit: Unit) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-        def hook(module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
+    def _after(self, unit: Unit) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
+        def hook(module: nn.Module, _: tuple[Any, ...], output: Any) -> Any:
             opened, args, kwargs, versions, nodes, first = self._open.pop()
             reason = self._unfit(opened, args, kwargs, output)
             if opened is not unit or reason:
                 raise Unfit(f"module {unit.name!r}: {reason or 'calls overlap'}")
+            output = with_fast_input_gradient(module, args[0], output)
             copy = output.detach().clone() if unit.rule is generic_gradients else None
             call = Call(unit, args, versions, nodes, copy, get_gradient_edge(output), first)
             self.calls.append(call)
             self._gradient_handles.append(output.register_hook(lambda gradient: self.receive(call, gradient)))
+            return output
 
         return hook
 

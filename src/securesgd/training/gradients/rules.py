@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 from torch import nn
 
+from securesgd.models.scale import Scale
 from securesgd.training.gradients.convolution import convolution_gradients
 from securesgd.training.gradients.embedding import embedding_gradients
 from securesgd.training.gradients.forms import ExampleGradient, LayerCall
 from securesgd.training.gradients.generic import generic_gradients
 from securesgd.training.gradients.linear import linear_gradients
 from securesgd.training.gradients.normalisation import group_norm_gradients, layer_norm_gradients
+from securesgd.training.gradients.scale import scale_gradients
 
 Rule = Callable[[LayerCall], dict[str, ExampleGradient]]
 
@@ -21,7 +23,9 @@ FAST_RULES: dict[type[nn.Module], tuple[Rule, int | None]] = {  # layer: rule, d
     nn.GroupNorm: (group_norm_gradients, None),
     nn.LayerNorm: (layer_norm_gradients, None),
     nn.Linear: (linear_gradients, None),
+    Scale: (scale_gradients, None),
 }
+_NAMES: dict[type[nn.Module], set[str]] = {Scale: {"values"}}
 
 
 def rule_for(module: nn.Module) -> tuple[Rule, int | None]:
@@ -30,7 +34,8 @@ def rule_for(module: nn.Module) -> tuple[Rule, int | None]:
     A subclass may compute something else, so only the layers themselves take a fast rule; so does a parametrised
     layer (its class is generated) or one with parameters beyond its own. Everything else is `generic_gradients`.
     """
-    own = set(module._parameters) <= {"weight", "bias"} and not any(True for _ in module.children())
+    names = _NAMES.get(type(module), {"weight", "bias"})
+    own = set(module._parameters) <= names and not any(True for _ in module.children())
     if type(module) in FAST_RULES and own:
         return FAST_RULES[type(module)]
     return generic_gradients, None
