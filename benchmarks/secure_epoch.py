@@ -76,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time MNIST epochs in turn; JSON rows on standard output.")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--only", default="", help="part of the names of the contenders to time beside plain SGD")
     options = parser.parse_args()
     keep_memory()
     data = load("mnist")
@@ -104,9 +105,10 @@ def main() -> None:
             )
         return (ends[-1] - ends[0]) / (steps - 1) * steps
 
-    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    chosen = [name for name in CONTENDERS if name == "sgd" or options.only in name]
+    times: dict[str, list[float]] = {name: [] for name in chosen}
     for _ in range(options.turns):
-        for name in CONTENDERS:
+        for name in chosen:
             times[name].append(epoch(name))
     for name, taken in times.items():
         row = {

@@ -50,7 +50,7 @@ MUTATIONS = {
     "secret kept": ("training/run_folder.py", "self.secret.unlink(missing_ok=True)", "pass", "training/test_loop.py"),
     "checkpoint checksum not checked": ("training/checkpoint.py", 'if metadata.get("sha256") != _digest(tensors, record):', "if False:", "training/test_checkpoint.py"),
     # the noisy layer
-    "one noise for the whole batch": ("models/noisy.py", "torch.randn(x.shape, generator", "torch.randn(x.shape[1:], generator", "models/test_noisy.py"),
+    "one noise for the whole batch": ("models/noisy.py", "torch.randn(shape, generator", "torch.randn((1, *shape[1:]), generator", "models/test_noisy.py"),
     "noise without r": ("models/noisy.py", "GaussianNoise(torch.ones_like(values) if learned else values)", "GaussianNoise(torch.full_like(values, float(values.mean())))", "models/test_noisy.py"),
     "connection around the noise": ("models/noisy.py", "if around is not None or not all(torch.equal(output.detach(), other) for other in others):", "if False:", "models/test_noisy.py"),
     # AdLM, whose noise is as published and whose claim is not endorsed
