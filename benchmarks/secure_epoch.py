@@ -90,6 +90,7 @@ def main() -> None:
         method, settings = choice
         config = run_config(
             "mnist", method, network="mnist-cnn", noise_multiplier=1.0, batch_size=options.batch, steps=steps,
+            micro_batch=min(options.batch, 512),
             **({"copies": 1} | settings if method != "dpsgd" else settings),
         )  # fmt: skip
         model = build_model(config, data.input_shape, data.classes)

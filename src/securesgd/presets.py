@@ -30,7 +30,7 @@ _DPSGD: dict[str, dict[str, Any]] = {
 _NOISY: dict[str, dict[str, Any]] = {
     "digits": {"training": {"batch_size": 512, "copies": 4}},
     "mnist": {
-        "training": {"batch_size": 1024, "steps": 703, "learning_rate": 1.0, "copies": 1},
+        "training": {"batch_size": 1024, "micro_batch": 512, "steps": 703, "learning_rate": 1.0, "copies": 1},
         "robustness": {"attack_size": 0.066},
     },
 }
