@@ -50,6 +50,8 @@ MUTATIONS = {
     "secret kept": ("training/run_folder.py", "self.secret.unlink(missing_ok=True)", "pass", "training/test_loop.py"),
     "checkpoint checksum not checked": ("training/checkpoint.py", 'if metadata.get("sha256") != _digest(tensors, record):', "if False:", "training/test_checkpoint.py"),
     # the noisy layer
+    "factor's gradient without its input": ("training/gradients/scale.py", "gradients = call.input * call.output_gradient", "gradients = call.output_gradient", "training/test_clipping.py -k scaled"),
+    "way back through a convolution off by a pixel": ("training/gradients/input_gradient.py", "kernel[place, ..., place : place + kernel_width] = weight", "kernel[place, ..., :kernel_width] = weight", "training/test_clipping.py -k scaled"),
     "one noise for the whole batch": ("models/noisy.py", "torch.randn(shape, generator", "torch.randn((1, *shape[1:]), generator", "models/test_noisy.py"),
     "noise without r": ("models/noisy.py", "GaussianNoise(torch.ones_like(values) if learned else values)", "GaussianNoise(torch.full_like(values, float(values.mean())))", "models/test_noisy.py"),
     "connection around the noise": ("models/noisy.py", "if around is not None or not all(torch.equal(output.detach(), other) for other in others):", "if False:", "models/test_noisy.py"),

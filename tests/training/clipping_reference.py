@@ -227,8 +227,8 @@ FAST: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "group norm": (
         lambda: nn.Sequential(nn.GroupNorm(3, 6), nn.Tanh(), nn.Flatten(), nn.Linear(96, 4)), lambda: images(6, 4)),
     "scaled input": (
-        lambda: nn.Sequential(scale.Scale(torch.rand(2, 5, 5) + 0.5), nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(),
-                              nn.Linear(27, 4)), lambda: images(2, 5)),
+        lambda: nn.Sequential(scale.Scale(torch.rand(2, 6, 6) + 0.5), nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(),
+                              nn.Linear(48, 4)), lambda: images(2, 6)),
     "scaled channels": (
         lambda: nn.Sequential(nn.Conv2d(2, 3, 3), scale.Scale(torch.rand(3, 1, 1) + 0.5), nn.Tanh(), nn.Flatten(),
                               nn.Linear(27, 4)), lambda: images(2, 5)),
