@@ -22,13 +22,14 @@ def small(figure, **changes):
 
 
 def certified(figure, robust_epsilon):
-    chosen = [line for line in pixeldp_lines(0.05, robust_epsilon) if line["robust_epsilon"] in (1.0, robust_epsilon)]
+    lines = pixeldp_lines(0.05, "learned", robust_epsilon)
+    chosen = [line for line in lines if line["robust_epsilon"] in (1.0, robust_epsilon)]
     return small(figure, lines=chosen, common=COMMON | {"budgets": "0.02 0.1"})
 
 
 def shrink():
     """Put small grids in place of the real ones."""
-    lines = secure_lines(0.1, robust_epsilon=4.0)
+    lines = secure_lines(0.1, 4.0, "learned-from-prior")
     common = COMMON | {"budgets": "0.1", "certify_draws": 0}
     found = {
         "fig2": certified(fig2.FIGURE, 8.0),

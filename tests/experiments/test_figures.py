@@ -194,7 +194,8 @@ def test_every_cell_is_a_valid_run(name):
             assert (cell["way"] is None) == (cell["unit"] is None)
             if cell["way"]:
                 assert config.robustness.unit == cell["unit"]
-                assert config.way == cell["way"]
+                assert config.way == cell["way"].removesuffix("-from-prior")
+                assert config.robustness.start == ("prior" if cell["way"].endswith("-prior") else "uniform")
             if cell["epsilon"]:
                 assert cell["epsilon"] in (config.training.epsilon, config.adlm and config.adlm.epsilon)
 

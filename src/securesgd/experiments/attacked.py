@@ -21,7 +21,8 @@ _WAYS: dict[str | None, dict[str, Any]] = {
     None: {},
     "uniform": {"redistribution": "uniform"},
     "as-published": {"redistribution": "as-published"},
-    "learned": {"redistribution": "learned", "start": "prior"},
+    "learned": {"redistribution": "learned", "start": "uniform"},
+    "learned-from-prior": {"redistribution": "learned", "start": "prior"},
 }
 _TRAINING = ("network", "epsilon", "batch_size", "steps", "learning_rate", "copies", "place", "unit")
 

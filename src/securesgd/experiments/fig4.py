@@ -20,13 +20,13 @@ _ADLM: dict[str, Any] = {
 }  # fmt: skip
 
 FIGURE = AttackFigure(
-    lines=secure_lines(attack_size=0.05, robust_epsilon=8.0),
+    lines=secure_lines(attack_size=0.05, robust_epsilon=8.0, learned="learned"),
     others={"quick": [_ADLM | {"steps": 40}], "paper": [_ADLM | {"steps": 300}]},
-    epsilons={"quick": (2.0, 10.0), "paper": (2.0, 4.0, 6.0, 8.0, 10.0)},
+    epsilons={"quick": (2.0, 5.0, 10.0), "paper": (2.0, 4.0, 6.0, 8.0, 10.0)},
     common={"dataset": "cifar10", "attack_steps": 3, "budgets": "0.05", "certify_draws": 0},
     profiles={
-        # Reduced: the network, the training, the budgets (the paper has 2 to 10), images, one seed.
-        "quick": {"network": "tanh-cnn", "batch_size": 1024, "steps": 250, "learning_rate": 1.0,
+        # Reduced: the network, the training, the budgets (the paper has 2 to 10), images, seeds.
+        "quick": {"network": "tanh-cnn", "batch_size": 1024, "steps": 400, "learning_rate": 2.0,
                   "examples": 300, "votes": 300, "eot": 10},
         "paper": {"network": "cifar-cnn", "batch_size": 1024, "steps": 1000, "learning_rate": 1.0,
                   "examples": 1000, "votes": 1000, "eot": 20},

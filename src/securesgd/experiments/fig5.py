@@ -20,12 +20,12 @@ _ADLM: dict[str, Any] = {
 }  # fmt: skip
 
 FIGURE = AttackFigure(
-    lines=secure_lines(attack_size=0.1, robust_epsilon=4.0),
+    lines=secure_lines(attack_size=0.1, robust_epsilon=4.0, learned="learned-from-prior"),
     others={"quick": [_ADLM | {"steps": 40}], "paper": [_ADLM | {"steps": 1000}]},
     epsilons={"quick": (0.2, 1.0, 2.0), "paper": (0.2, 0.5, 1.0, 1.5, 2.0)},
     common={"dataset": "mnist", "attack_steps": 10, "budgets": "0.1", "certify_draws": 0},
     profiles={
-        # Reduced: the network, the training, the budgets (the paper has 0.2 to 2), images, one seed.
+        # Reduced: the network, the training, the budgets (the paper has 0.2 to 2), images, seeds.
         "quick": {"network": "tanh-cnn", "batch_size": 1024, "steps": 200, "learning_rate": 2.0,
                   "examples": 300, "votes": 300, "eot": 10},
         "paper": {"network": "mnist-cnn", "batch_size": 512, "steps": 350, "learning_rate": 2.0,

@@ -37,7 +37,7 @@ def certified_panels(
     gains = [
         gain
         for protocol in PROTOCOLS
-        for way in ("as-published", "learned")
+        for way in dict.fromkeys(row["way"] for row in kept if row["method"] == "hgm-pixeldp")
         for gain in stated_gains(
             [row for row in kept if row["protocol"] == protocol and row["way"] in ("uniform", way)],
             "hgm-pixeldp", values[protocol], ("seed", "attack", "budget"), stated,
@@ -99,7 +99,7 @@ def line_name(row: Row) -> str:
     name = names[row["method"]]
     if row["method"].endswith("pixeldp"):
         name += f", ε_r = {row['robust_epsilon']:g}"
-    if row["way"] == "learned":
+    if str(row["way"]).startswith("learned"):
         name += ", learned r"
     if row["epsilon"] is not None and not row["guaranteed"]:
         name += " (not private)"
@@ -131,8 +131,13 @@ def _panels(rows: Sequence[Row], x: str, values: Mapping[str, str], x_label: str
             axes.spines[["top", "right"]].set_visible(False)
             axes.set_ylim(0, None)
         line_of_panels[0].set_ylabel(y_label)
+    places = sorted({row[x] for row in rows})
     for axes in panels[-1]:
         axes.set_xlabel(x_label)
+        if x == "budget":  # from sizes where all is proven to sizes where nothing is
+            axes.set_xscale("log")
+        axes.set_xticks(places, [f"{place:g}" for place in places], fontsize=8)
+        axes.minorticks_off()
     figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=8)
     seeds, images = len({row["seed"] for row in rows}), int(rows[0]["examples"])
     title = f"{rows[0]['dataset']}, {rows[0]['network']}, {images} test images, {seeds} seed{'s' * (seeds > 1)}"
