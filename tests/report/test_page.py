@@ -1,5 +1,6 @@
 """The report says what is in a run folder, what is missing, and nothing else."""
 
+import io
 import re
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ import pytest
 from securesgd.config import run_config
 from securesgd.errors import InvalidInputError
 from securesgd.pipeline import train_run
+from securesgd.report import curves
+from securesgd.report.curves import compared_curves_figure
 from securesgd.report.page import report
 from securesgd.report.rows import read_rows
 from securesgd.report.run_record import read_run
@@ -139,6 +142,28 @@ def test_several_runs_are_compared(finished, tmp_path):
     page, _ = made([finished, other], tmp_path)
     assert "2 runs side by side" in page
     assert page.count("<article") == 2
+    assert page.count("certified accuracy of the runs against radius") == 1
+    assert "certified accuracy of the runs against radius" not in made([finished], tmp_path)[0]
+
+
+def test_runs_of_one_name_are_told_apart(finished, tmp_path):
+    other = tmp_path / "elsewhere" / finished.name
+    shutil.copytree(finished, other)
+    page, _ = made([finished, other], tmp_path)
+    for folder in (finished, other):
+        assert f">{folder}</a>" in page
+
+
+def test_the_picture_of_several_runs_has_a_line_for_each(finished, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(curves.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    rows = read_rows(finished / "certificates.csv")
+    compared_curves_figure({"one": rows, "two": [row for row in rows if row["norm"] == "l2"]}, io.BytesIO())
+    linf, l2 = drawn[0].axes
+    assert [len(linf.lines), len(l2.lines)] == [1, 2]
+    right = [row for row in rows if row["norm"] == "l2" and not row["abstained"] and row["prediction"] == row["label"]]
+    assert l2.lines[0].get_ydata()[0] == len(right) / 20
+    assert l2.lines[0].get_xdata()[-1] == max(row["radius_tight"] for row in right)
 
 
 def test_names_are_not_markup(finished, tmp_path):

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from securesgd.cli.app import app
 from securesgd.cli.options import numbers
+from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -115,10 +115,7 @@ def _names(text: str) -> list[str]:
 @contextmanager
 def _progress(attacks: "Sequence[AttackSettings]") -> "Iterator[Callable[[AttackSettings, float], None]]":
     """Yield a callback that keeps a progress bar on standard error, if that is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("starting", total=float(len(attacks)))
+    with progress_bar("{task.description}", description="starting", total=len(attacks)) as (progress, task):
 
         def show(attack: "AttackSettings", share: float) -> None:
             number = attacks.index(attack)

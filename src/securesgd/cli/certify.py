@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from securesgd.cli.app import app
 from securesgd.cli.options import numbers
+from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, nearest
 
 
@@ -124,10 +124,8 @@ def _checked(run: Path, model: Any, inputs: Any, rows: list[dict[str, Any]], fai
     from securesgd.soundness import check_run
 
     worst = known_sensitivity(model, rows[0]["norm"], run / SENSITIVITIES).direction
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("searching certified balls", total=1.0)
+    words = "searching certified balls"
+    with progress_bar("{task.description}", description=words, total=1.0) as (progress, task):
 
         def show(which: str, share: float) -> None:
             progress.update(task, completed=share, description=f"searching {which} balls")
@@ -162,15 +160,8 @@ def _together() -> Iterator[None]:
 @contextmanager
 def _progress() -> Iterator[Callable[[float, int], None]]:
     """Yield a callback that keeps a progress bar on standard error, if that is a terminal."""
-    columns = (
-        TextColumn("example {task.completed:.0f}/{task.total}"),
-        BarColumn(),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("proving the sensitivity", total=None)
+    columns = ("example {task.completed:.0f}/{task.total}", "{task.description}")
+    with progress_bar(*columns, description="proving the sensitivity") as (progress, task):
 
         def show(done: float, of: int) -> None:
             speed = progress.tasks[0].speed or 0.0

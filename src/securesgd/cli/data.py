@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn
 from rich.table import Table
 
 from securesgd.cli.app import app
+from securesgd.cli.progress import progress_bar
 
 data_app = typer.Typer(help="Data sets: what there is, and bring one to this machine.")
 app.add_typer(data_app, name="data")
@@ -51,10 +52,8 @@ def data_fetch(
     """
     from securesgd.data.fetch import fetch
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(name, total=None)
+    columns = ("{task.description}", DownloadColumn())
+    with progress_bar(*columns, description=name, transient=True) as (bar, task):
 
         def show(doing: str, done: int, total: int | None) -> None:
             bar.update(task, description=doing, completed=done, total=total)

@@ -3,13 +3,17 @@
 __all__ = ["reproduce"]
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import TimeElapsedColumn
 
 from securesgd.cli.app import app
+from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, nearest
 
 
@@ -61,16 +65,26 @@ def reproduce(
         if len(names) > 1:
             console.print(f"together {_time(sum(minutes.values()), cores)}")
     for name in names:
-
-        def show(cell: dict[str, Any], done: int, still: int, seconds: float, name: str = name) -> None:
-            what = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in _told(cell))
-            console.print(f"  {name} {what}: done; {still} to go, about {seconds / done * still / 60:.0f} min")
-
         at_once = max(1, min(len(todo[name]), cores))
-        for path in make(
-            name, out / name, work / name, profile=profile, jobs=at_once, only_draw=draw, on_cell=show
-        ):  # fmt: skip
+        with _progress(name, 0 if draw else len(todo[name])) as show:
+            made = make(name, out / name, work / name, profile=profile, jobs=at_once, only_draw=draw, on_cell=show)
+        for path in made:
             print(path)
+
+
+@contextmanager
+def _progress(name: str, cells: int) -> Iterator[Callable[[dict[str, Any], int, int, float], None]]:
+    """Yield a callback that says what is done, a line per cell, over a bar that shows that work goes on."""
+    columns = (name, "{task.completed:.0f}/{task.total:.0f} cells,", TimeElapsedColumn(), "gone,")
+    with progress_bar(*columns, total=cells, transient=True) as (progress, task):
+
+        def show(cell: dict[str, Any], done: int, still: int, seconds: float) -> None:
+            what = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in _told(cell))
+            left = f"{still} to go, about {seconds / done * still / 60:.0f} min"
+            progress.console.print(f"  {name} {what}: done; {left}", soft_wrap=True)
+            progress.update(task, completed=done)
+
+        yield show
 
 
 def _told(cell: dict[str, Any]) -> list[Any]:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from securesgd.cli.app import app
 from securesgd.cli.options import settings_of
+from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError
 
 
@@ -71,15 +70,9 @@ def train(
 @contextmanager
 def training_progress(target: float | None, steps: int) -> Iterator[Any]:
     """Yield a step callback that keeps a progress bar on standard error, if that is a terminal."""
-    columns = (
-        TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-        BarColumn(),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task, held_out = progress.add_task("", total=steps), ""
+    columns = ("step {task.completed:.0f}/{task.total:.0f}", "{task.description}")
+    with progress_bar(*columns, total=steps) as (progress, task):
+        held_out = ""
 
         def on_step(report: Any, score: float | None) -> None:
             nonlocal held_out

@@ -4,7 +4,7 @@ The paper's protocol: noise in the first hidden layer, r and certificate as publ
 its noise. The sound one: the same models with the tight certificate under attacks that average over the noise, and one
 more with r learned and noise at the input. Pixels are in [0, 1].
 
-The construction attack size is 0.005, and attacks have the sizes at which certificates go from nearly everything to nothing.
+The construction attack size is 0.005; attacks have the sizes at which certificates go from nearly all images to none.
 The paper's (up to 0.6) are out of reach of its own theorems: noise that large leaves nothing of the image.
 """
 
@@ -23,8 +23,7 @@ FIGURE = AttackFigure(
         "budgets": "0.001 0.002 0.005 0.01 0.02",
     },
     profiles={
-        # Reduced: the network, the training (the authors have 170,000 steps and more),
-        # images, draws, seeds.
+        # Reduced: the network, the training (the authors have 170,000 steps and more), images, draws, seeds.
         "quick": {"network": "tanh-cnn", "batch_size": 256, "steps": 1200, "examples": 150, "votes": 300, "eot": 10,
                   "certify_draws": 1000},
         "paper": {"network": "cifar-cnn", "batch_size": 128, "steps": 40_000, "examples": 1000, "votes": 1000,

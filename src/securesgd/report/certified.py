@@ -1,6 +1,6 @@
 """What the certificates of a run say together: certified accuracy at radii, average certified radius, and in words."""
 
-__all__ = ["DEFAULT_RADII", "certified_accuracy", "certified_summary", "guarantee_in_words"]
+__all__ = ["DEFAULT_RADII", "certified_accuracy", "certified_summary", "guarantee_in_words", "is_right"]
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ _NORMS = {"l1": "l1", "l2": "l2 (Euclidean)", "linf": "l_inf (every pixel by at 
 
 def certified_accuracy(rows: Sequence[dict[str, Any]], rule: str, radius: float) -> dict[str, float]:
     """Return the share of examples that are right *and* proven at `radius`, with its 95 % Wilson interval."""
-    hits = sum(_right(row) and row[f"radius_{rule}"] >= radius for row in rows)
+    hits = sum(is_right(row) and row[f"radius_{rule}"] >= radius for row in rows)
     lower, upper = wilson_interval(hits, len(rows))
     return {"share": hits / len(rows), "lower": float(lower), "upper": float(upper)}
 
@@ -31,7 +31,7 @@ def certified_summary(rows: Sequence[dict[str, Any]], radii: Sequence[float] | N
     """
     rules = [name.removeprefix("radius_") for name in rows[0] if name.startswith("radius_")]
     chosen = list(DEFAULT_RADII[rows[0]["norm"]] if radii is None else radii)
-    right = [_right(row) for row in rows]
+    right = [is_right(row) for row in rows]
     lower, upper = wilson_interval(sum(right), len(rows))
     return {
         "examples": len(rows),
@@ -64,5 +64,6 @@ def guarantee_in_words(settings: dict[str, Any], sensitivity: dict[str, Any], su
     )
 
 
-def _right(row: dict[str, Any]) -> bool:
+def is_right(row: dict[str, Any]) -> bool:
+    """Return whether a certificate is of the true class; an abstention is not."""
     return not row["abstained"] and row["prediction"] == row["label"]

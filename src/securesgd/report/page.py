@@ -18,6 +18,7 @@ from securesgd import __version__
 from securesgd.errors import InvalidInputError
 from securesgd.report.budget_spent_picture import budget_spent_figure
 from securesgd.report.certified import certified_summary
+from securesgd.report.curves import compared_curves_figure
 from securesgd.report.run_record import RunRecord, read_run
 
 
@@ -29,17 +30,33 @@ def report(folders: Sequence[Path], out: Path) -> list[str]:
     if not folders:
         raise InvalidInputError("give the folder of a run, or of several")
     records = [read_run(folder) for folder in folders]
+    if len({record.name for record in records}) < len(records):
+        for record in records:
+            record.name = str(record.folder)
     runs = [_shown(record, number) for number, record in enumerate(records)]
     title = runs[0]["title"] if len(runs) == 1 else f"{len(runs)} runs side by side"
     source = (files("securesgd.report") / "page.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    text = environment.from_string(source).render(title=title, runs=runs, version=__version__, made=made)
+    compared = _compared(records)
+    text = environment.from_string(source).render(
+        title=title, runs=runs, compared=compared, version=__version__, made=made
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(out.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(out)
     return [f"{record.name}: {line}" for record in records for line in record.missing]
+
+
+def _compared(records: Sequence[RunRecord]) -> str | None:
+    """Return a picture of what is certified of each run, if there are several to compare."""
+    certified = {record.name: record.certificates for record in records if record.certificates}
+    if len(certified) < 2:
+        return None
+    picture = io.BytesIO()
+    compared_curves_figure(certified, picture)
+    return _data_uri(picture.getvalue())
 
 
 def _shown(record: RunRecord, number: int) -> dict[str, Any]:
@@ -225,7 +242,7 @@ def _suspicions(record: RunRecord) -> list[str]:
 
 def _without_certificates(record: RunRecord) -> str:
     if (record.folder / "redistribution.json").exists():
-        return f"No prediction is certified yet. Run: securesgd certify {record.folder.name}"
+        return f"No prediction is certified yet. Run: securesgd certify {record.folder}"
     return "This network has no noise in its first layer: nothing can be proven about its predictions."
 
 
@@ -260,15 +277,19 @@ def _not_guaranteed(record: RunRecord) -> list[str]:
 
 
 def _commands(record: RunRecord) -> str:
-    lines = [f"securesgd report {record.folder.name}          # replays the ledger and checks its digests"]
+    folder = record.folder.resolve().name
+    lines = [
+        f"# in the folder that holds {folder}/",
+        f"securesgd report {folder}          # replays the ledger and checks its digests",
+    ]
     if record.certificates:
         norms = ",".join(sorted({row["norm"] for row in record.certificates}))
         settings: dict[str, Any] = next((r["settings"] for r in record.certificate_records.values()), {})
         lines.append(
-            f"securesgd certify {record.folder.name} --norm {norms} --draws {settings.get('draws', 10000)} "
+            f"securesgd certify {folder} --norm {norms} --draws {settings.get('draws', 10000)} "
             f"--failure-prob {settings.get('failure_prob', 0.001):g} --seed 1 --again   # with fresh noise"
         )
-    lines.append("securesgd train --config config.toml --out again     # the same settings with new secret noise")
+    lines.append(f"securesgd train --config {folder}/config.toml --out again     # the same settings, new secret noise")
     return "\n".join(lines)
 
 

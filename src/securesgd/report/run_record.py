@@ -20,6 +20,8 @@ class RunRecord:
     """What a run folder holds. Parts that are not there are None or empty, and named in `missing`."""
 
     folder: Path
+    name: str
+    """How the run is called in the report."""
     config: dict[str, Any] | None = None
     config_text: str = ""
     model: dict[str, Any] | None = None
@@ -32,11 +34,6 @@ class RunRecord:
     attacks: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] | None = None
     missing: list[str] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """How the run is called in the report."""
-        return self.folder.name
 
     @property
     def statement(self) -> dict[str, Any] | None:
@@ -56,7 +53,7 @@ def read_run(folder: Path) -> RunRecord:
     """Return what is in a run folder. Raises: InvalidInputError if it is no run folder at all."""
     if not folder.is_dir():
         raise InvalidInputError(f"{folder} is not a folder; give the folder of a run")
-    record = RunRecord(folder=folder)
+    record = RunRecord(folder=folder, name=folder.resolve().name)
     _part(record, "config.toml", _config, f"not a run folder, or broken; train one: securesgd train --out {folder}")
     _part(record, "model.json", _model, f"training is not finished: securesgd train --resume --out {folder}")
     _part(record, "ledger.jsonl", _ledger, "nothing is known about what training cost")
