@@ -18,6 +18,7 @@ from securesgd.report.curves import compared_curves_figure
 from securesgd.report.page import report
 from securesgd.report.rows import read_rows
 from securesgd.report.run_record import read_run
+from tests.recorded_numbers import NUMBER, is_there
 
 SECURESGD = Path(sys.executable).with_name("securesgd")
 
@@ -84,13 +85,36 @@ def test_a_complete_run_says_everything_and_needs_no_network(finished, tmp_path)
     assert len([link for link in links.found if link.startswith("data:")]) == 4  # epsilon, curves, gallery, r
 
 
-def test_numbers_of_the_page_are_those_of_the_rows(finished, tmp_path):
+def test_every_number_of_the_page_is_in_the_records_of_the_run(finished, tmp_path):
     page, _ = made([finished], tmp_path)
-    rows = [row for row in read_rows(finished / "certificates.csv") if row["norm"] == "linf"]
-    right = [row for row in rows if not row["abstained"] and row["prediction"] == row["label"]]
-    share = sum(row["radius_tight"] >= 0.01 for row in right) / len(rows)
-    line = re.search(r"<tr><td>tight</td>(.*?)</tr>", page, re.DOTALL).group(1)
-    assert line.startswith(f"<td>{share:.3f}<small>")
+    text = re.sub(r"<(style|pre|header|h2)\b.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)
+    found = NUMBER.findall(text.replace("&#39;", "'").replace("–", " "))
+    assert len(found) > 80
+    unknown = [number for number in found if not is_there(number, (str(finished),))]
+    assert unknown == []
+
+
+def test_shares_of_the_page_are_counted_in_the_rows(finished, tmp_path):
+    """Certified and attacked accuracies again, from the rows of every example."""
+    page, _ = made([finished], tmp_path)
+    certificates, attacks = (read_rows(finished / name) for name in ("certificates.csv", "attacks.csv"))
+    for norm, radii in (("linf", (0.01, 0.02, 0.05, 0.1)), ("l2", (0.25, 0.5, 0.75, 1.0))):
+        part = page.split(f"<h3>{norm}: ")[1].split("</table>")[0]
+        rows = [row for row in certificates if row["norm"] == norm]
+        right = [row for row in rows if not row["abstained"] and row["prediction"] == row["label"]]
+        for rule in ("tight", "analytic", "extended", "classic", "as-published"):
+            (line,) = re.findall(rf"<tr><td>{rule}\b(?!-).*?</tr>", part, re.DOTALL)
+            shares = [sum(row[f"radius_{rule}"] >= radius for row in right) / len(rows) for radius in radii]
+            assert re.findall(r"<td>([\d.]+)<small>", line) == [f"{share:.3f}" for share in shares]
+            assert line.endswith(f"<td>{sum(row[f'radius_{rule}'] for row in right) / len(rows):.4f}</td></tr>")
+    (line,) = re.findall(r"<tr><td>fgsm</td>.*?</tr>", page, re.DOTALL)
+    counted = [
+        [row["clean_prediction"] == row["label"] for row in attacks],
+        [row["prediction"] == row["label"] for row in attacks],
+        [row["clean_prediction"] == row["label"] and row["clean_radius"] >= 0.05 for row in attacks],
+        [row["prediction"] == row["label"] and row["radius"] >= 0.05 for row in attacks],
+    ]
+    assert re.findall(r"<td>([\d.]+)<small>", line) == [f"{sum(hits) / len(attacks):.3f}" for hits in counted]
 
 
 def test_missing_and_broken_parts_are_named(finished, tmp_path):
