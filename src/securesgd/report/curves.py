@@ -3,6 +3,7 @@
 __all__ = ["certified_curves_figure", "compared_curves_figure", "summary_curves_figure"]
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,10 +43,11 @@ def compared_curves_figure(runs: Mapping[str, Sequence[dict[str, Any]]], to: IO[
     """Draw a panel per norm and a line per run from the rows of their `certificates.csv`, by the rule `tight`."""
     figure, panels = _figure([row for rows in runs.values() for row in rows])
     for norm, axes in panels.items():
-        for name, rows in runs.items():
+        for (name, rows), line in zip(runs.items(), cycle(("-", "--", "-.", ":")), strict=False):
             mine = [row for row in rows if row["norm"] == norm]
             if mine:
-                _staircase(axes, mine, "tight", label=f"{name} ({len(mine)} examples)", linewidth=1.6)
+                label = f"{name} ({len(mine)} examples)"
+                _staircase(axes, mine, "tight", label=label, linewidth=1.6, linestyle=line)
         axes.set(xlim=(0, None), title=f"{norm}, rule tight", **_labels(norm))
         _tidy(axes)
     figure.savefig(to, dpi=160, format="png")
