@@ -124,13 +124,13 @@ def _panels(rows: Sequence[Row], x: str, values: Mapping[str, str], x_label: str
                 colour, marker = style[name]
                 (drawn,) = axes.plot(places, middle, color=colour, marker=marker, markersize=4, linewidth=1.5)
                 low, high = zip(*(_spread(group, column) for group in at), strict=True)
-                axes.fill_between(places, low, high, color=colour, alpha=0.12, linewidth=0)
+                axes.fill_between(places, low, high, color=colour, alpha=0.08, linewidth=0)
                 handles.setdefault(name, drawn)
             axes.set_title(f"{_ATTACKS[attack]}, {words}", fontsize=9)
             axes.grid(True, color="0.9")
             axes.spines[["top", "right"]].set_visible(False)
-            axes.set_ylim(0, None)
         line_of_panels[0].set_ylabel(y_label)
+    panels[0][0].set_ylim(0, None)  # of all panels, after the last line: from here on the scale is fixed
     places = sorted({row[x] for row in rows})
     for axes in panels[-1]:
         axes.set_xlabel(x_label)
