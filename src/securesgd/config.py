@@ -16,7 +16,7 @@ from securesgd.errors import InvalidInputError, nearest
 from securesgd.methods import method
 from securesgd.models.noisy import Place
 from securesgd.presets import preset
-from securesgd.privacy.checked import count_checked, epsilon_checked
+from securesgd.privacy.checked import count_checked, epsilon_checked, types_checked
 from securesgd.theory import NORMS, noise_multiplier
 from securesgd.theory.redistribution import Direction
 from securesgd.training.settings import TrainingSettings
@@ -53,6 +53,7 @@ class RobustnessSettings:
     """When r is computed from gradients: after this share of the steps."""
 
     def __post_init__(self) -> None:
+        types_checked(self)
         choices = {
             "norm": NORMS, "place": get_args(Place), "start": STARTS, "direction": get_args(Direction),
             "redistribution": WAYS, "per": ("unit", "channel"),
@@ -61,7 +62,7 @@ class RobustnessSettings:
             value = getattr(self, name)
             if value not in valid and not (value is None and name in ("redistribution", "per")):
                 raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
-        for name in ("robust_epsilon", "attack_size", "r_noise_multiplier"):
+        for name in ("robust_epsilon", "attack_size", "r_noise_multiplier", "beta"):
             epsilon_checked(name, getattr(self, name))
         if self.unit is not None:
             epsilon_checked("unit", self.unit)
@@ -95,6 +96,7 @@ class RunConfig:
     training: TrainingSettings
 
     def __post_init__(self) -> None:
+        types_checked(self)
         chosen = method(self.method)
         count_checked("holdout", self.holdout, at_least=0)
         count_checked("seed", self.seed, at_least=0)
@@ -106,6 +108,8 @@ class RunConfig:
             self.robustness.radius_per_std(chosen.mechanism)  # classic refuses robust_epsilon > 1 here, not later
         if self.way == "public" and self.public_dataset is None:
             raise InvalidInputError("redistribution 'public' needs public_dataset, a data set you declare public")
+        if self.public_dataset is not None and self.way != "public":
+            raise InvalidInputError(f"public_dataset is for redistribution = 'public', got {self.way!r}")
         if self.way == "private" and not chosen.private:
             raise InvalidInputError(f"redistribution 'private' needs a private method, got {self.method}")
 
@@ -126,6 +130,9 @@ class RunConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
         """Return the configuration of nested dictionaries."""
+        for name in ("robustness", "adlm", "training"):
+            if not isinstance(values.get(name, {}), dict):
+                raise InvalidInputError(f"{name} is {values[name]!r}; valid: a table of settings")
         top, robust = _known(values, cls, "run"), dict(values.get("robustness", {}))
         top["robustness"] = RobustnessSettings(**_known(robust, RobustnessSettings, "robustness"))
         if "adlm" in values:
@@ -161,7 +168,11 @@ def run_config(
         table, _, key = name.rpartition(".")
         (values.setdefault(table, {}) if table else values)[key] = value
     training = values.setdefault("training", {})
-    training["private"] = private
+    if not isinstance(training, dict):
+        raise InvalidInputError(f"training is {training!r}; valid: a table of settings, as in --set training.steps=100")
+    if training.setdefault("private", private) is not private:
+        kind = "private" if private else "not private"
+        raise InvalidInputError(f"method {method_name} is {kind}, got private = {training['private']!r}; leave it out")
     asked = "training.epsilon" in changes or "epsilon" in given.get("training", {})
     if not asked and (not private or "noise_multiplier" in training):
         training.pop("epsilon", None)  # the preset's target gives way to the noise that was asked for

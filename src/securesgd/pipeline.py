@@ -11,6 +11,7 @@ __all__ = [
     "train_run",
 ]
 
+import hashlib
 import json
 import tomllib
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
 from securesgd.privacy import GaussianRelease, PrivacyStatement, UnprotectedRelease, replayed_statement
+from securesgd.privacy.statement import finished_statement
 from securesgd.redistribution import Redistribution, from_gradients, prior, random, uniform
 from securesgd.report.redistribution_picture import redistribution_figure
 from securesgd.report.rows import write_json
@@ -40,11 +42,12 @@ from securesgd.training import StepReport, train
 from securesgd.training.checkpoint import load_tensors, write_durably
 from securesgd.training.examples import Examples
 from securesgd.training.interlude import Interlude
-from securesgd.training.paid_run import finished_statement
 
 _FROM_GRADIENTS = ("public", "private", "as-published")
 _SCORE_BATCH = 500
 _WATCHED = 1000
+_FORMAT = 1
+"""Of model.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +77,17 @@ def train_run(
 
     `on_step` gets each step's report and, now and then, the accuracy on the held-out examples if there are any.
     """
+    existed, begun = folder.exists(), (folder / "config.toml").exists()
     config = _claimed(config, folder, resume)
+    if (folder / "environment.json").exists():  # the last file a run writes: there is nothing left to do
+        return finished_run(folder)
     try:
         return _trained(config, folder, on_step)
     except SecureSGDError:
-        if not (folder / "ledger.jsonl").exists():  # refused before it began: leave nothing behind
+        if not begun and not (folder / "ledger.jsonl").exists():  # refused before it began: leave nothing behind
             (folder / "config.toml").unlink(missing_ok=True)
-            folder.rmdir()
+            if not existed:
+                folder.rmdir()
         raise
 
 
@@ -113,7 +120,7 @@ def _trained(config: RunConfig, folder: Path, on_step: Callable[[StepReport, flo
     write_durably(
         folder / "metrics.jsonl", (json.dumps(record | {"test_images": len(data.test_targets)}) + "\n").encode()
     )
-    write_json(folder / "model.json", _model_record(config, data) | {"statement": result.statement.json()})
+    write_json(folder / "model.json", _model_record(config, data, folder) | {"statement": result.statement.json()})
     write_json(folder / "environment.json", environment() | {"threads": torch.get_num_threads()})
     return TrainedRun(
         folder=folder, config=config, model=model, data=data, statement=result.statement, test_accuracy=score
@@ -140,9 +147,22 @@ def load_run(folder: Path) -> tuple[RunConfig, nn.Module]:
     config = saved_config(folder)
     if not (folder / "model.safetensors").exists() or not (folder / "model.json").exists():
         raise DamagedFileError(f"{folder} is not finished; go on with `securesgd train --resume --out {folder}`")
-    record = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    model = build_model(config, tuple(record["input_shape"]), record["classes"])
-    model.load_state_dict(load_tensors(folder / "model.safetensors").tensors)
+    try:
+        record = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        version, shape = record["format"], tuple(int(size) for size in record["input_shape"])
+        classes, digest = int(record["classes"]), record.get("config_sha256")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedFileError(f"{folder / 'model.json'} is damaged: {error}") from None
+    if version != _FORMAT:
+        raise DamagedFileError(f"{folder / 'model.json'} has format {version!r}; this version reads {_FORMAT}")
+    if digest not in (None, _digest(folder / "config.toml")):
+        raise DamagedFileError(f"{folder / 'config.toml'} is not the one this run was trained with; put that back")
+    model = build_model(config, shape, classes)
+    try:
+        model.load_state_dict(load_tensors(folder / "model.safetensors").tensors)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise DamagedFileError(f"{folder / 'model.safetensors'} does not fit config.toml: {reason}") from None
     return config, model.eval()
 
 
@@ -285,9 +305,10 @@ def saved_config(folder: Path) -> RunConfig:
         raise DamagedFileError(f"{folder / 'config.toml'} is damaged: {error}") from None
 
 
-def _model_record(config: RunConfig, data: LoadedData) -> dict[str, object]:
+def _model_record(config: RunConfig, data: LoadedData, folder: Path) -> dict[str, object]:
     return {
-        "format": 1,
+        "format": _FORMAT,
+        "config_sha256": _digest(folder / "config.toml"),
         "network": config.network,
         "method": config.method,
         "input_shape": list(data.input_shape),
@@ -295,6 +316,10 @@ def _model_record(config: RunConfig, data: LoadedData) -> dict[str, object]:
         "class_names": list(data.class_names),
         "data": data.source,
     }
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _number(value: float) -> float | str:

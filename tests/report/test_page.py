@@ -15,7 +15,7 @@ from securesgd.errors import InvalidInputError
 from securesgd.pipeline import train_run
 from securesgd.report import curves
 from securesgd.report.curves import compared_curves_figure
-from securesgd.report.page import report
+from securesgd.report.page import _rounded_up, report
 from securesgd.report.rows import read_rows
 from securesgd.report.run_record import read_run
 from tests.recorded_numbers import NUMBER, is_there
@@ -132,23 +132,105 @@ def test_missing_and_broken_parts_are_named(finished, tmp_path):
     assert all(line.split(": ", 1)[1][:40] in page for line in missing)
 
 
-def test_a_ledger_that_does_not_give_the_stated_figure_is_shown(finished, tmp_path):
+RECHECKED, DOUBTED = "Rechecked: replaying the ledger", "Do not believe this figure."
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "doubt"),
+    [
+        ("model.json", lambda text: re.sub(r'"epsilon": [\d.]+', '"epsilon": 0.5', text), "does not give this figure"),
+        ("model.json", lambda text: text.replace('"delta": 0.0001', '"delta": 1e-09'), "does not give this figure"),
+        ("model.json", lambda text: text.replace('"in_words": "(', '"in_words": "(0'), "in other words"),
+        ("ledger.jsonl", lambda text: "".join(text.splitlines(True)[:1]), "were cut off"),
+        ("ledger.jsonl", lambda text: "".join(text.splitlines(True)[:-1]), "were cut off"),
+        ("ledger.jsonl", lambda text: text.replace('"noise_multiplier":', '"noise_multiplier":9', 1), "nothing backs"),
+        ("ledger.jsonl", None, "nothing backs this figure"),
+        ("model.safetensors", None, "whether this is their ledger is not known"),
+        ("model.safetensors", lambda _: "junk", "whether this is their ledger is not known"),
+    ],
+)
+def test_a_figure_that_its_ledger_does_not_back_is_not_believed(file, change, doubt, finished, tmp_path):
+    assert RECHECKED in made([finished], tmp_path)[0]
     folder = tmp_path / "copy"
     shutil.copytree(finished, folder)
-    text = (folder / "model.json").read_text()
-    stated = read_run(folder).statement["epsilon"]
-    (folder / "model.json").write_text(text.replace(f'"epsilon": {stated}', '"epsilon": 0.5'))
+    if change is None:
+        (folder / file).unlink()
+    else:
+        text = (folder / file).read_text(errors="replace")
+        assert change(text) != text
+        (folder / file).write_text(change(text))
     page, _ = made([folder], tmp_path)
-    assert "does not give this figure" in page
+    assert DOUBTED in page
+    assert doubt in page
+    assert RECHECKED not in page
+    assert 'class="good"' not in page
 
 
-def test_a_changed_ledger_is_not_believed(finished, tmp_path):
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("model.json", "[1, 2]"), ("model.json", '{"statement": []}'),
+        ("model.json", '{"statement": {"epsilon": "x"}}'),
+        ("certificates.json", "[]"), ("certificates.json", "null"), ("certificates.json", '{"linf": {}}'),
+        ("certificates.csv", "norm,index\nlinf,0\n"), ("certificates.csv", "index\n0\n"),
+        ("attacks.json", "[]"), ("attacks.json", '{"cells": []}'), ("attacks.json", '{"cells": {"a": {}}}'),
+        ("metrics.jsonl", "{}"), ("metrics.jsonl", "3"), ("redistribution.json", "[]"), ("redistribution.json", "null"),
+        ("config.toml", 'training = "x"'), ("config.toml", '[training]\nsteps = "many"'), ("environment.json", "[]"),
+    ],
+)  # fmt: skip
+def test_files_of_another_shape_are_named_and_the_rest_is_shown(file, text, finished, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(finished, folder)
-    ledger = folder / "ledger.jsonl"
-    ledger.write_text(ledger.read_text().replace('"noise_multiplier":', '"noise_multiplier":9', 1))
-    _, missing = made([folder], tmp_path)
-    assert any("ledger.jsonl cannot be read" in line for line in missing)
+    (folder / file).write_text(text)
+    page, missing = made([folder], tmp_path)
+    assert any(file.split(".")[0] in line for line in missing)
+    assert "Not everything is here" in page
+
+
+def test_rows_that_were_cut_or_changed_are_noticed(finished, tmp_path):
+    for name in ("certificates.csv", "attacks.csv"):
+        folder = tmp_path / name.split(".")[0]
+        shutil.copytree(finished, folder)
+        lines = (folder / name).read_text().splitlines(True)
+        (folder / name).write_text("".join(lines[:-1]))
+        assert any(name in line for line in made([folder], tmp_path)[1])
+    (folder / "attacks.csv").unlink()
+    assert any("attacks.csv" in line for line in made([folder], tmp_path)[1])
+
+
+def test_nothing_is_claimed_about_r_when_its_record_is_gone(finished, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    (folder / "redistribution.json").unlink()
+    page, missing = made([folder], tmp_path)
+    assert any("redistribution.json is missing" in line for line in missing)
+    assert "does not look at the private data" not in page
+    assert "whether that cost privacy, is not known" in page
+
+
+def test_epsilon_is_never_rounded_down():
+    assert [_rounded_up(x) for x in (3.0004, 12.34205, 8.0, 7.99997)] == ["3.0004", "12.3421", "8", "8"]
+    for epsilon in (100.04, 0.1 + 0.2, 1e-9, 12345.67891):
+        assert epsilon <= float(_rounded_up(epsilon)) <= epsilon + 1e-4 * (1 + 1e-9)
+
+
+def test_a_check_of_the_certificates_is_shown(finished, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    (folder / "check-linf.json").write_text('{"rules": {"tight": {"in_words": "2 counter-examples"}}}')
+    assert "Rule tight: 2 counter-examples" in made([folder], tmp_path)[0]
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "model.safetensors", "."])
+def test_a_report_replaces_nothing_but_a_report(name, finished, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(InvalidInputError, match=r"is not a report|is a folder"):
+        report([folder], folder / name)
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+    for _ in range(2):
+        report([folder], folder / "report.html")
 
 
 def test_an_unfinished_run_says_so(tmp_path):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from securesgd.errors import InvalidInputError
-from securesgd.privacy.checked import count_checked, epsilon_checked
+from securesgd.privacy.checked import count_checked, epsilon_checked, types_checked
 
 _SHARES = ("relevance_share", "input_share", "loss_share")
 
@@ -33,6 +33,7 @@ class AdlmSettings:
     """Adam steps, of 128 examples each, of the network whose relevances are used; without any privacy."""
 
     def __post_init__(self) -> None:
+        types_checked(self)
         for name in ("epsilon", "relevance_power", *_SHARES):
             epsilon_checked(name, getattr(self, name))
         if not math.isclose(total := sum(getattr(self, name) for name in _SHARES), 1.0, abs_tol=1e-9):
@@ -41,8 +42,6 @@ class AdlmSettings:
             count_checked(name, getattr(self, name), at_least=1)
         if self.crop is not None:
             count_checked("crop", self.crop, at_least=1)
-        if self.signed not in (True, False):
-            raise InvalidInputError(f"signed is {self.signed!r}; valid: true or false")
         if not 0 <= self.relevance_offset < 1:
             raise InvalidInputError(f"relevance_offset is {self.relevance_offset!r}; valid: 0 <= relevance_offset < 1")
 

@@ -6,10 +6,8 @@ can never be taken for each other. Rows are written part by part, whole or not a
 
 __all__ = ["IMAGES", "RECORD", "ROWS", "Cells", "cell_name", "kept_images"]
 
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +20,8 @@ from torch import Tensor
 
 from securesgd.attacks.harness import Attacked
 from securesgd.attacks.settings import AttackSettings
-from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.errors import DamagedFileError
+from securesgd.folder_lock import locked_folder
 from securesgd.report.attacked import COLUMNS
 from securesgd.report.rows import read_rows, write_json, write_rows
 from securesgd.training.checkpoint import Checkpoint, load_tensors, save_tensors
@@ -43,8 +42,7 @@ class Cells:
 
     def __init__(self, folder: Path, weights: str) -> None:
         self.folder, self.weights = folder, weights
-        self.entries, self.rows = _read(folder, weights)
-        self.suspicions: list[dict[str, Any]] = []
+        self.entries, self.rows, self.suspicions = _read(folder, weights)
 
     @classmethod
     @contextmanager
@@ -54,15 +52,8 @@ class Cells:
         Raises: InvalidInputError if another process has it; DamagedFileError if the files are broken, or about other
         weights. They are left untouched.
         """
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InvalidInputError(f"another process is attacking {folder}; wait for it to end") from None
+        with locked_folder(folder):
             yield cls(folder, weights)
-        finally:
-            os.close(descriptor)
 
     def begin(self, attack: AttackSettings, measured: dict[str, Any], *, again: bool = False) -> str:
         """Return the name of a cell, new or as far as it is; `again` empties it first."""
@@ -120,10 +111,11 @@ def _keep(folder: Path, name: str, indices: NDArray[np.int64], images: Tensor) -
     save_tensors(path, Checkpoint({"index": index, "images": known}, {"cell": name}))
 
 
-def _read(folder: Path, weights: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _read(folder: Path, weights: str) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return cells, rows and suspicions."""
     rows, record = folder / ROWS, folder / RECORD
     if not rows.exists() and not record.exists():
-        return {}, []
+        return {}, [], []
     try:
         kept = json.loads(record.read_text(encoding="utf-8"))
         entries = dict(kept["cells"])
@@ -132,12 +124,12 @@ def _read(folder: Path, weights: str) -> tuple[dict[str, Any], list[dict[str, An
         present = read_rows(rows)
         if tuple(present[0]) != COLUMNS:
             raise ValueError(f"{ROWS} has other columns")
-        about = kept["weights"]
+        about, suspicions = kept["weights"], list(kept["suspicions"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, DamagedFileError) as error:
         raise DamagedFileError(f"{record} or {rows.name} is damaged ({error}); move both away") from None
     if about != weights:
         raise DamagedFileError(f"{rows} is about other weights than the model's; move it and {RECORD} away")
-    return entries, [_typed(row) for row in present if row["cell"] in entries]
+    return entries, [_typed(row) for row in present if row["cell"] in entries], suspicions
 
 
 def _typed(row: dict[str, Any]) -> dict[str, Any]:

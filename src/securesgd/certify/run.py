@@ -12,6 +12,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from securesgd.certify.noise import stream_of
 from securesgd.certify.settings import CertifySettings
 from securesgd.certify.weights import fingerprint, known_sensitivity
 from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.folder_lock import locked_folder
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.report.certified import certified_summary, guarantee_in_words
 from securesgd.report.rows import read_rows, write_json, write_rows
@@ -62,6 +64,24 @@ def certify_run(
     if settings.adaptive and len(norms) > 1:
         raise InvalidInputError("a radius or tolerance is in one norm; ask for one norm at a time")
     processes = Processes()
+    with ExitStack() as stack:
+        processes.on_first(lambda: stack.enter_context(locked_folder(folder)))
+        return _certified_run(processes, folder, model, inputs, targets, norms, settings, examples, again, on_progress)
+
+
+def _certified_run(
+    processes: Processes,
+    folder: Path,
+    model: NoisyNetwork,
+    inputs: Tensor,
+    targets: Tensor,
+    norms: Sequence[str],
+    settings: CertifySettings,
+    examples: int | None,
+    again: bool,
+    on_progress: Callable[[float, int], None] | None,
+) -> dict[str, dict[str, Any]]:
+    """Do what `certify_run` says, in a folder that is locked."""
     asked = {norm: _asked(replace(settings, norm=norm), model, inputs, targets) for norm in norms}
 
     def begin() -> tuple[dict[str, Sensitivity], dict[str, Any], list[Row]]:
@@ -116,7 +136,7 @@ def _asked(settings: CertifySettings, model: NoisyNetwork, inputs: Tensor, targe
 
 def _kept(folder: Path, asked: dict[str, Any], again: bool) -> tuple[dict[str, Any], list[Row]]:
     """Return the records and rows in the folder that stay. Raises if some would not, unless `again`."""
-    records, rows = _read(folder)
+    records, rows = _read(folder, again)
     new = next(iter(asked.values()))
     for norm, record in list(records.items()):
         other = [name for name in ("weights", "data") if record[name] != new[name]]
@@ -193,14 +213,17 @@ def _rows(found: Certificates, targets: Tensor) -> list[Row]:
     ]
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], list[Row]]:
+def _read(folder: Path, again: bool) -> tuple[dict[str, Any], list[Row]]:
     """Return what is there: records by norm, and rows."""
     table, record = folder / CERTIFICATES, folder / RECORD
-    if not table.exists() and not record.exists():
+    if not record.exists() and (again or not table.exists()):
         return {}, []
+    if not record.exists():
+        raise DamagedFileError(
+            f"{record} is missing, so nobody knows how {table.name} was made; move that away, or --again replaces it"
+        )
     try:
-        # A crash before the first record leaves rows of nobody: they are made again, with the same result.
-        records = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+        records = json.loads(record.read_text(encoding="utf-8"))
         rows = [row | {name: int(row[name]) for name in _WHOLE} for row in read_rows(table)]
         for entry in records.values():
             entry["weights"], entry["data"], entry["settings"]["norm"]

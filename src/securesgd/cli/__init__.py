@@ -23,6 +23,16 @@ from securesgd.cli import noise, data, train, certify, attack, report, reproduce
 _UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError")
 
 
+def _given(error: Any) -> str:
+    """Return the value that an option was given, if the error is about one."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    for word, after in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        if option in names:
+            return f", got {value if equals else after!r}"
+    return ""
+
+
 def main() -> None:
     """Run the command line; every expected error is one line on standard error and exit code 2."""
     if "OMP_NUM_THREADS" not in os.environ:
@@ -34,6 +44,9 @@ def main() -> None:
         message = str(error)
     except _UsageError as error:
         message = error.format_message()
+        if not message:  # no arguments at all: the help was the answer
+            sys.exit(2)
+        message += _given(error)
     except typer.Abort:
         message = "interrupted"
     Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(

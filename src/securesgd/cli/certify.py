@@ -3,6 +3,7 @@
 __all__ = ["certify"]
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,6 +78,8 @@ def certify(
     for name in norms[1:]:
         CertifySettings(norm=name)
     radii = numbers("at-radii", at_radii) or None
+    if radii and not all(0 <= radius < math.inf for radius in radii):
+        raise InvalidInputError(f"--at-radii must be radii >= 0, got {at_radii!r}")
     if examples < 0:
         raise InvalidInputError(f"examples is {examples}; valid: 1 or more, or 0 for all")
     if rule not in (*ALL_RULES, "all"):

@@ -4,6 +4,7 @@ __all__ = ["DEFAULT_DELTA", "noise", "print_noise_table"]
 
 import json
 import math
+from decimal import ROUND_CEILING, Context
 from typing import Annotated, Any
 
 import typer
@@ -68,5 +69,5 @@ def _rounded_up(value: float, digits: int = 6) -> str:
     """Return `value` to `digits` significant digits, never below it: a printed sigma is as private as the exact one."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(abs(value))) - digits + 1)
-    return f"{math.ceil(value / unit * (1 - 1e-15)) * unit:.{digits}g}"
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(value)
+    return f"{float(rounded):.{digits}g}"

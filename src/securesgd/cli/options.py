@@ -13,12 +13,17 @@ def settings_of(changes: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for change in changes:
         name, equals, text = change.partition("=")
+        name = name.strip()
         if not equals or not name:
             raise InvalidInputError(f"--set takes key=value, got {change!r}")
+        if name in ("dataset", "method"):
+            raise InvalidInputError(f"--set {change}: use --{name} {text}")
         try:
-            values[name.strip()] = json.loads(text)
+            values[name] = json.loads(text)
         except json.JSONDecodeError:
-            values[name.strip()] = text.strip()
+            values[name] = text.strip()
+        if values[name] is None:
+            raise InvalidInputError(f"--set {change}: null is no value; leave the setting out to have its default")
     return values
 
 

@@ -27,8 +27,12 @@ def reproduce(
         ),
     ],
     profile: Annotated[
-        str, typer.Option(help="quick: smaller networks, fewer images and seeds; paper: the full grid (days).")
-    ] = "quick",
+        str | None,
+        typer.Option(
+            help="quick: smaller networks, fewer images and seeds; paper: the full grid (days). If not given, that of "
+            "the rows there are, or quick."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for rows, figures and environments.")] = Path("results"),
     work: Annotated[Path, typer.Option(help="Folder for the trained models.")] = Path("runs"),
     jobs: Annotated[
@@ -44,30 +48,32 @@ def reproduce(
     in --work, so that they can be certified and attacked again without training.
     """
     from securesgd.experiments.grid import open_cells
-    from securesgd.experiments.reproduce import EXPERIMENTS, FIGURES, PROFILES
+    from securesgd.experiments.reproduce import EXPERIMENTS, FIGURES, PROFILES, recorded_profile
     from securesgd.experiments.reproduce import reproduce as make
 
     names = list(FIGURES) if experiment == "all" else [experiment]
     if names[0] not in EXPERIMENTS:
         raise InvalidInputError(f"unknown figure {experiment!r}: {nearest(experiment, [*EXPERIMENTS, 'all'])}")
-    if profile not in PROFILES:
+    if profile is not None and profile not in PROFILES:
         raise InvalidInputError(f"unknown profile {profile!r}: {nearest(profile, PROFILES)}")
     if jobs is not None and jobs < 1:
         raise InvalidInputError(f"jobs is {jobs}; valid: a whole number >= 1")
     console = Console(stderr=True, highlight=False)
     cores = jobs or os.cpu_count() or 1
-    todo = {name: open_cells(out / name / "rows.csv", EXPERIMENTS[name].cells(profile)) for name in names}
+    chosen = {name: profile or recorded_profile(out / name) or "quick" for name in names}
+    grids = {name: EXPERIMENTS[name].cells(chosen[name]) for name in names}
+    todo = {name: open_cells(out / name / "rows.csv", grids[name]) for name in names}
     if not draw:
-        minutes = {name: len(cells) * EXPERIMENTS[name].MINUTES[profile] for name, cells in todo.items()}
+        minutes = {name: len(cells) * EXPERIMENTS[name].MINUTES[chosen[name]] for name, cells in todo.items()}
         for name in names:
-            there = len(EXPERIMENTS[name].cells(profile)) - len(todo[name])
+            there = len(grids[name]) - len(todo[name])
             console.print(f"{name}: {len(todo[name])} cells to do, {there} done, {_time(minutes[name], cores)}")
         if len(names) > 1:
             console.print(f"together {_time(sum(minutes.values()), cores)}")
     for name in names:
         at_once = max(1, min(len(todo[name]), cores))
         with _progress(name, 0 if draw else len(todo[name])) as show:
-            made = make(name, out / name, work / name, profile=profile, jobs=at_once, only_draw=draw, on_cell=show)
+            made = make(name, out / name, work / name, profile=chosen[name], jobs=at_once, only_draw=draw, on_cell=show)
         for path in made:
             print(path)
 

@@ -1,6 +1,6 @@
 """`securesgd reproduce`: rows of an experiment to disk, then its figure from the rows on disk."""
 
-__all__ = ["EXPERIMENTS", "FIGURES", "PROFILES", "reproduce"]
+__all__ = ["EXPERIMENTS", "FIGURES", "PROFILES", "recorded_profile", "reproduce"]
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from securesgd.experiments import (
     paper_network,
     redistribution,
 )
-from securesgd.experiments.grid import Cell, fill, rows_of
+from securesgd.experiments.grid import Cell, fill, open_cells, rows_of
 from securesgd.report.rows import write_json
 
 FIGURES: dict[str, Any] = {
@@ -64,7 +64,7 @@ def reproduce(
     rows, picture, record = folder / "rows.csv", folder / "figure.png", folder / "environment.json"
     cells = experiment.cells(profile)
     _require_same_version(rows, record)
-    if not only_draw:
+    if not only_draw and open_cells(rows, cells):
         write_json(record, environment() | {"profile": profile})
         fill(rows, cells, experiment.measure, work, jobs=jobs, on_cell=on_cell)
     there = rows_of(rows, cells) if rows.exists() else []
@@ -72,6 +72,15 @@ def reproduce(
         raise InvalidInputError(f"{folder} has no rows of the profile {profile!r} to draw")
     experiment.draw(there, picture)
     return [rows, picture, record]
+
+
+def recorded_profile(folder: Path) -> str | None:
+    """Return the profile that the rows in a folder were last measured by; None if there are none, or it is not said."""
+    try:
+        profile = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["profile"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return profile if profile in PROFILES else None
 
 
 def _require_same_version(rows: Path, record: Path) -> None:

@@ -7,12 +7,14 @@ __all__ = [
     "noise_multiplier_checked",
     "sampling_rate_checked",
     "text_checked",
+    "types_checked",
 ]
 
 import math
+import typing
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal
 
 from securesgd.errors import InvalidInputError
 
@@ -53,6 +55,32 @@ def text_checked(name: str, value: Any) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT or not value.isprintable() or value.isspace():
         raise InvalidInputError(f"{name} is {_shown(value)}; valid: one line of 1 to {MAX_TEXT} printable characters")
     return value
+
+
+def types_checked(settings: Any) -> None:
+    """Pass if each field of a dataclass has a value of its declared kind. Raises: InvalidInputError with the field.
+
+    Kinds: bool, int, float (any real number), str or a Literal of them, and None where the declaration has it. Other
+    fields are not looked at. Values come from files and command lines, where everything can be anything.
+    """
+    for field, kind in typing.get_type_hints(type(settings)).items():
+        value, kinds = getattr(settings, field), set(typing.get_args(kind)) or {kind}
+        if typing.get_origin(kind) is Literal:
+            kinds = {str}
+        if value is None and type(None) in kinds:
+            continue
+        known = [name for name in _KINDS if name in kinds]
+        if known and not any(_KINDS[name][0](value) for name in known):
+            valid = " or ".join(_KINDS[name][1] for name in known)
+            raise InvalidInputError(f"{field} is {_shown(value)}; valid: {valid}")
+
+
+_KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {
+    bool: (lambda value: isinstance(value, bool), "true or false"),
+    int: (lambda value: isinstance(value, Integral) and not isinstance(value, bool), "an integer"),
+    float: (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
+    str: (lambda value: isinstance(value, str), "a text"),
+}
 
 
 def _real_checked(name: str, value: Any, valid: str, holds: Callable[[float], bool]) -> float:

@@ -1,10 +1,10 @@
 """The privacy statement: the figure together with everything it depends on, and in words."""
 
-__all__ = ["PrivacyStatement", "privacy_statement"]
+__all__ = ["PrivacyStatement", "finished_statement", "privacy_statement"]
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from securesgd.privacy.accounting import (
@@ -16,6 +16,8 @@ from securesgd.privacy.accounting import (
 from securesgd.privacy.checked import count_checked, delta_checked
 from securesgd.privacy.composition import composed
 from securesgd.privacy.events import PrivacyEvent
+
+_SEEDED = "the noise has a fixed seed: there is no privacy towards anyone who knows or guesses it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +44,11 @@ class PrivacyStatement:
         """The statement as one sentence; epsilon is rounded up."""
         method = f"{self.accountant.upper()} accountant of {self.accountant_version}"
         if not self.guaranteed:
-            return (
-                f"Differential privacy is not guaranteed: {'; '.join(self.reasons)}. The other "
-                f"releases alone cost epsilon = {_rounded_up(self.accounted_epsilon)} at delta = "
-                f"{self.delta:g} ({method})."
-            )
+            words = f"Differential privacy is not guaranteed: {'; '.join(self.reasons)}."
+            if self.accounted_epsilon == 0:  # nothing else was released
+                return words
+            cost = f"epsilon = {_rounded_up(self.accounted_epsilon)} at delta = {self.delta:g} ({method})"
+            return f"{words} The other releases alone cost {cost}."
         words = (
             f"({_rounded_up(self.epsilon)}, {self.delta!r})-differentially private for adding or removing "
             f"one training example ({method})."
@@ -96,6 +98,13 @@ def privacy_statement(
         accounted_epsilon=accounted,
         cautions=tuple(cautions),
     )
+
+
+def finished_statement(statement: PrivacyStatement, seeded: bool) -> PrivacyStatement:
+    """Return the statement with the caution a fixed noise seed calls for."""
+    if not seeded:
+        return statement
+    return replace(statement, cautions=(*statement.cautions, _SEEDED))
 
 
 def _rounded_up(epsilon: float) -> str:

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -17,9 +17,11 @@ import jinja2
 from securesgd import __version__
 from securesgd.errors import InvalidInputError
 from securesgd.report.budget_spent_picture import budget_spent_figure
-from securesgd.report.certified import certified_summary
+from securesgd.report.certified import certified_summary, guarantee_in_words
 from securesgd.report.curves import compared_curves_figure
-from securesgd.report.run_record import RunRecord, read_run
+from securesgd.report.run_record import RunRecord, is_noisy, read_run
+
+_BEGINNING = b"<!doctype html>"
 
 
 def report(folders: Sequence[Path], out: Path) -> list[str]:
@@ -29,6 +31,7 @@ def report(folders: Sequence[Path], out: Path) -> list[str]:
     """
     if not folders:
         raise InvalidInputError("give the folder of a run, or of several")
+    _require_free(out)
     records = [read_run(folder) for folder in folders]
     if len({record.name for record in records}) < len(records):
         for record in records:
@@ -49,6 +52,16 @@ def report(folders: Sequence[Path], out: Path) -> list[str]:
     return [f"{record.name}: {line}" for record in records for line in record.missing]
 
 
+def _require_free(out: Path) -> None:
+    """Pass if a report may be written to `out`: nothing is there, or a report."""
+    if out.is_dir():
+        raise InvalidInputError(
+            f"{out} is a folder; give the path of a file for the report, e.g. {out / 'report.html'}"
+        )
+    if out.exists() and not out.read_bytes().startswith(_BEGINNING):
+        raise InvalidInputError(f"{out} is there and is not a report; give another --out, or move it away")
+
+
 def _compared(records: Sequence[RunRecord]) -> str | None:
     """Return a picture of what is certified of each run, if there are several to compare."""
     certified = {record.name: record.certificates for record in records if record.certificates}
@@ -60,35 +73,57 @@ def _compared(records: Sequence[RunRecord]) -> str | None:
 
 
 def _shown(record: RunRecord, number: int) -> dict[str, Any]:
-    """Return what the template shows of one run."""
-    config, model = record.config or {}, record.model or {}
-    robustness = config.get("robustness", {})
-    certified = _certified(record)
-    attacked = _attacked(record)
+    """Return what the template shows of one run. A part that is not what it should be is left out, and said so."""
+    config = record.config or {}
+    about = {"method": "unknown", "dataset": "unknown", "subtitle": "", "redistribution_words": "", "commands": ""}
+    without: dict[str, Any] = {
+        "statement": None, "doubts": [], "words": "", "epsilon": "–", "epsilon_shown": "unknown", "delta": "–",
+        "releases": [], "spent": None, "replayed": None,
+    }  # fmt: skip
+    privacy = _part(record, "model.json or ledger.jsonl", _privacy, without)
+    certified = _part(record, "certificates.csv", _certified, [])
+    attacked = _part(record, "attacks.json", _attacked, [])
+    if not certified:
+        record.certificates = []
     return {
         "name": record.name,
         "anchor": f"run-{number}",
         "title": f"{config.get('method', 'unknown method')} on {config.get('dataset', 'unknown data')}",
-        "subtitle": _subtitle(config, model),
-        "method": config.get("method", "unknown"),
-        "dataset": config.get("dataset", "unknown"),
         "missing": record.missing,
-        **_privacy(record),
-        "accuracy": _accuracy(record),
-        "test_images": f"{record.metrics['test_images']:,}" if record.metrics else None,
+        **_part(record, "config.toml or model.json", _about, about),
+        **privacy,
+        **_part(record, "metrics.jsonl", _accuracy, {"accuracy": None, "test_images": None}),
         "certified": certified,
         **_headlines(certified, attacked),
-        "curves": _inline(record.folder / "certificates.png"),
+        "curves": _inline(record.folder / "certificates.png") if certified else None,
         "without_certificates": _without_certificates(record),
         "attacked": attacked,
-        "suspicions": _suspicions(record),
-        "gallery": _inline(record.folder / "attacks.png"),
+        "suspicions": _part(record, "attacks.json", _suspicions, []) if attacked else [],
+        "gallery": _inline(record.folder / "attacks.png") if attacked else None,
         "redistribution": _inline(record.folder / "redistribution.png"),
-        "redistribution_words": _redistribution_words(record, robustness),
-        "not_guaranteed": _not_guaranteed(record),
-        "commands": _commands(record),
+        "not_guaranteed": _not_guaranteed(privacy["statement"]),
         "config_text": record.config_text,
         "environment": json.dumps(record.environment, indent=2) if record.environment else None,
+    }
+
+
+def _part(record: RunRecord, name: str, build: Callable[[RunRecord], Any], otherwise: Any) -> Any:
+    """Return a part of the page, or `otherwise` if its file has another shape than it should: named in `missing`."""
+    try:
+        return build(record)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration) as error:
+        record.missing.append(f"{name} cannot be used: {type(error).__name__} {error}")
+        return otherwise
+
+
+def _about(record: RunRecord) -> dict[str, Any]:
+    config = record.config or {}
+    return {
+        "method": config.get("method", "unknown"),
+        "dataset": config.get("dataset", "unknown"),
+        "subtitle": _subtitle(config, record.model or {}),
+        "redistribution_words": _redistribution_words(record, config.get("robustness", {})),
+        "commands": _commands(record),
     }
 
 
@@ -104,18 +139,20 @@ def _subtitle(config: dict[str, Any], model: dict[str, Any]) -> str:
 
 
 def _privacy(record: RunRecord) -> dict[str, Any]:
-    statement = record.statement
+    """Return what is said about privacy. What is shown is what the ledger gives now, not what the run once wrote."""
+    statement = None if record.statement is None or record.replayed is None else record.replayed.json()
     first = record.ledger[0] if record.ledger else {}
     epsilon, delta = "–", first.get("delta", "–")
     if statement is not None:
-        epsilon = "∞" if statement["epsilon"] == "inf" else f"{math.ceil(statement['epsilon'] * 1e4) / 1e4:.4g}"
+        epsilon = "∞" if statement["epsilon"] == "inf" else _rounded_up(statement["epsilon"])
         delta = f"{statement['delta']:g}"
     picture = io.BytesIO()
     drawn = bool(record.ledger) and budget_spent_figure(record.ledger, picture)
     return {
         "statement": statement,
+        "doubts": record.doubts,
+        "words": (record.statement or {}).get("in_words", ""),
         "replayed": record.replayed,
-        "agrees": record.agrees,
         "epsilon": epsilon,
         "epsilon_shown": {"∞": "not private", "–": "unknown"}.get(epsilon, epsilon),
         "delta": delta,
@@ -158,8 +195,13 @@ def _releases(ledger: list[dict[str, Any]]) -> list[dict[str, str]]:
     return [{name: f"{value:,}" if name == "times" else value for name, value in line.items()} for line in shown]
 
 
-def _accuracy(record: RunRecord) -> str | None:
-    return None if record.metrics is None else f"{record.metrics['test_accuracy']:.4f}"
+def _accuracy(record: RunRecord) -> dict[str, Any]:
+    if record.metrics is None:
+        return {"accuracy": None, "test_images": None}
+    return {
+        "accuracy": f"{record.metrics['test_accuracy']:.4f}",
+        "test_images": f"{record.metrics['test_images']:,}",
+    }
 
 
 def _certified(record: RunRecord) -> list[dict[str, Any]]:
@@ -168,13 +210,14 @@ def _certified(record: RunRecord) -> list[dict[str, Any]]:
         rows = [row for row in record.certificates if row["norm"] == norm]
         if not rows or norm not in record.certificate_records:
             continue
-        summary = certified_summary(rows)
+        summary, stated = certified_summary(rows), record.certificate_records[norm]
         by_rule = summary["certified_accuracy"]
         shown.append(
             {
                 "norm": norm,
                 "examples": f"{len(rows):,}",
-                "words": record.certificate_records[norm]["guarantee"],
+                "words": guarantee_in_words(stated["settings"], stated["sensitivity"], summary),
+                "checks": _checks(record, norm),
                 "radii": list(by_rule["tight"]),
                 "rows": [
                     {"rule": rule, "shares": list(found.values()), "mean": summary["average_certified_radius"][rule]}
@@ -183,6 +226,15 @@ def _certified(record: RunRecord) -> list[dict[str, Any]]:
             }
         )
     return shown
+
+
+def _checks(record: RunRecord, norm: str) -> list[str]:
+    """Return in words what attacks on the certificates themselves have found (`certify --check`)."""
+    path = record.folder / f"check-{norm}.json"
+    if not path.exists():
+        return []
+    rules = json.loads(path.read_text(encoding="utf-8"))["rules"]
+    return [f"Rule {rule}: {found['in_words']}" for rule, found in rules.items()]
 
 
 def _headlines(certified: list[dict[str, Any]], attacked: list[dict[str, Any]]) -> dict[str, Any]:
@@ -241,26 +293,27 @@ def _suspicions(record: RunRecord) -> list[str]:
 
 
 def _without_certificates(record: RunRecord) -> str:
-    if (record.folder / "redistribution.json").exists():
+    if record.statement is None:
+        return "No prediction is certified: training is not finished, or there is no record of it."
+    if is_noisy(record):
         return f"No prediction is certified yet. Run: securesgd certify {record.folder}"
     return "This network has no noise in its first layer: nothing can be proven about its predictions."
 
 
 def _redistribution_words(record: RunRecord, robustness: dict[str, Any]) -> str:
-    try:
-        way = json.loads((record.folder / "redistribution.json").read_text(encoding="utf-8"))["way"]
-    except (OSError, ValueError, KeyError):
-        way = "unknown"
     place = str(robustness.get("place", "first-layer")).replace("-", " ")
+    if record.way is None:
+        return f"Noise at the {place}. How it is shared out, and whether that cost privacy, is not known."
     costs = {
         "private": "Its release from the private data is in the ledger.",
         "learned": "It was trained like any other parameter, inside the steps of DP-SGD, at no extra cost.",
         "as-published": "It was computed on the private data without protection: the privacy statement is void.",
     }
-    return f"Noise at the {place}, shared out by {way} r. {costs.get(way, 'It does not look at the private data.')}"
+    cost = costs.get(record.way, "It does not look at the private data.")
+    return f"Noise at the {place}, shared out by {record.way} r. {cost}"
 
 
-def _not_guaranteed(record: RunRecord) -> list[str]:
+def _not_guaranteed(statement: dict[str, Any] | None) -> list[str]:
     lines = [
         "Privacy is for one training example added or removed. Groups of people, or one person with several examples, "
         "are protected less.",
@@ -271,8 +324,8 @@ def _not_guaranteed(record: RunRecord) -> list[str]:
         "A certificate does not say that a prediction is right, only that it stays the same.",
         "Floating-point arithmetic is not covered: noise is drawn and added in finite precision.",
     ]
-    if record.statement is not None and not record.statement["guaranteed"]:
-        lines.insert(0, f"Privacy itself: {'; '.join(record.statement['reasons'])}.")
+    if statement is not None and not statement["guaranteed"]:
+        lines.insert(0, f"Privacy itself: {'; '.join(statement['reasons'])}.")
     return lines
 
 
@@ -282,15 +335,21 @@ def _commands(record: RunRecord) -> str:
         f"# in the folder that holds {folder}/",
         f"securesgd report {folder}          # replays the ledger and checks its digests",
     ]
-    if record.certificates:
-        norms = ",".join(sorted({row["norm"] for row in record.certificates}))
-        settings: dict[str, Any] = next((r["settings"] for r in record.certificate_records.values()), {})
-        lines.append(
-            f"securesgd certify {folder} --norm {norms} --draws {settings.get('draws', 10000)} "
-            f"--failure-prob {settings.get('failure_prob', 0.001):g} --seed 1 --again   # with fresh noise"
-        )
+    for norm, stated in record.certificate_records.items():
+        given = stated["settings"]
+        options = [f"--norm {norm}", f"--examples {stated['examples']}", f"--failure-prob {given['failure_prob']:g}"]
+        for name in ("draws", "selection_draws", "radius", "tolerance"):
+            if given[name] is not None:
+                options.append(f"--{name.replace('_', '-')} {given[name]}")
+        lines.append(f"cp -r {folder} {folder}-{norm}        # fresh noise and a new proof, in a copy")
+        lines.append(f"securesgd certify {folder}-{norm} {' '.join(options)} --seed {given['seed'] + 1} --again")
     lines.append(f"securesgd train --config {folder}/config.toml --out again     # the same settings, new secret noise")
     return "\n".join(lines)
+
+
+def _rounded_up(epsilon: float) -> str:
+    """Return epsilon to four decimals, never below it, without zeros at the end."""
+    return f"{math.ceil(epsilon * 1e4) / 1e4:.4f}".rstrip("0").rstrip(".")
 
 
 def _inline(path: Path) -> str | None:

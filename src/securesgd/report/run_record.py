@@ -1,17 +1,23 @@
 """A run folder as a report reads it: whatever is there, and what is missing or broken said in words. No torch."""
 
-__all__ = ["RunRecord", "read_run"]
+__all__ = ["RunRecord", "is_noisy", "read_run"]
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import safetensors
+from safetensors import SafetensorError
+
 from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
+from securesgd.methods import METHODS
 from securesgd.privacy import replayed_statement
-from securesgd.privacy.statement import PrivacyStatement
+from securesgd.privacy.statement import PrivacyStatement, finished_statement
+from securesgd.report.certified import certified_summary
 from securesgd.report.rows import read_rows
 
 
@@ -25,9 +31,13 @@ class RunRecord:
     config: dict[str, Any] | None = None
     config_text: str = ""
     model: dict[str, Any] | None = None
+    released: dict[str, Any] | None = None
+    """What the file of the weights says about their training: the last line of its ledger, whether noise was seeded."""
     ledger: list[dict[str, Any]] = field(default_factory=list)
     replayed: PrivacyStatement | None = None
     """The statement as the ledger gives it now, recomputed."""
+    way: str | None = None
+    """How r was obtained."""
     metrics: dict[str, Any] | None = None
     certificates: list[dict[str, Any]] = field(default_factory=list)
     certificate_records: dict[str, Any] = field(default_factory=dict)
@@ -41,12 +51,30 @@ class RunRecord:
         return None if self.model is None else self.model.get("statement")
 
     @property
-    def agrees(self) -> bool | None:
-        """Whether replaying the ledger gives the epsilon the run states; None if one of them is not there."""
-        if self.statement is None or self.replayed is None:
-            return None
-        stated = float(self.statement["epsilon"])
-        return bool(self.replayed.epsilon <= stated * (1 + 1e-9))
+    def doubts(self) -> list[str]:
+        """Why the statement that the run wrote is not backed by its ledger; empty if it is, or if there is none."""
+        stated = self.statement
+        if stated is None:
+            return []
+        if self.replayed is None:
+            return ["The ledger is missing or cannot be read: nothing backs this figure."]
+        found, true = [], self.replayed.json()
+        if self.replayed.epsilon > float(stated["epsilon"]) * (1 + 1e-9) or stated["delta"] != true["delta"]:
+            found.append(
+                f"The ledger, replayed for this report, does not give this figure: the run states epsilon = "
+                f"{stated['epsilon']} at delta = {stated['delta']}, the ledger {true['epsilon']} at {true['delta']}."
+            )
+        if stated["guaranteed"] != true["guaranteed"]:
+            found.append("The run and its ledger disagree on whether there is a guarantee.")
+        if stated["accountant_version"] == true["accountant_version"] and stated["in_words"] != true["in_words"]:
+            found.append(f"The run states it in other words than its ledger: {stated['in_words']}")
+        if self.released is None:
+            found.append("The weights are missing or cannot be read: whether this is their ledger is not known.")
+        else:
+            index, digest = self.released["ledger"]
+            if not any((line["index"], line["digest"]) == (index, digest) for line in self.ledger):
+                found.append("The ledger is not the one these weights were trained with, or lines of it were cut off.")
+        return found
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -59,8 +87,9 @@ def read_run(folder: Path) -> RunRecord:
     _part(record, "ledger.jsonl", _ledger, "nothing is known about what training cost")
     _part(record, "metrics.jsonl", _metrics, "the accuracy on the test set is not known")
     _part(record, "environment.json", _environment, "what it was made with is not known")
-    noisy = (folder / "redistribution.json").exists()
-    if noisy or (folder / "certificates.csv").exists():
+    if is_noisy(record):
+        _part(record, "redistribution.json", _redistribution, "where the noise goes is not known")
+    if is_noisy(record) or (folder / "certificates.csv").exists():
         _part(record, "certificates.csv", _certificates, f"no prediction is certified: securesgd certify {folder}")
     _part(record, "attacks.json", _attacks, f"it was never attacked: securesgd attack {folder} --attack all")
     if record.config is None and record.model is None and not record.ledger:
@@ -75,7 +104,7 @@ def _part(record: RunRecord, name: str, read: Callable[[RunRecord, Path], None],
         return
     try:
         read(record, path)
-    except (SecureSGDError, OSError, ValueError, KeyError, TypeError) as error:
+    except (SecureSGDError, OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
         record.missing.append(f"{name} cannot be read: {error}")
 
 
@@ -85,31 +114,75 @@ def _config(record: RunRecord, path: Path) -> None:
 
 
 def _model(record: RunRecord, path: Path) -> None:
-    record.model = json.loads(path.read_text(encoding="utf-8"))
-    if not (record.folder / "model.safetensors").exists():
-        record.missing.append("model.safetensors is missing: the weights are elsewhere")
+    record.model = _object(path.read_text(encoding="utf-8"))
+    _part(record, "model.safetensors", _weights, "the weights are elsewhere")
+
+
+def _weights(record: RunRecord, path: Path) -> None:
+    with safetensors.safe_open(path, framework="np") as file:
+        released = _object((file.metadata() or {})["record"])
+    index, digest = released["ledger"]
+    record.released = {"ledger": (int(index), str(digest)), "seeded": bool(released.get("seeded"))}
 
 
 def _ledger(record: RunRecord, path: Path) -> None:
-    record.replayed = replayed_statement(path)  # checks the chain of digests too
-    record.ledger = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    replayed = replayed_statement(path)  # checks the chain of digests too
+    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        _object(lines[-1])
+    except ValueError:  # the chain is whole up to here: the machine stopped in the middle of a line
+        lines.pop()
+        record.missing.append("ledger.jsonl ends in the middle of a line: the run was interrupted there")
+    record.ledger = [_object(line) for line in lines]
+    seeded = record.released is not None and record.released["seeded"]
+    record.replayed = finished_statement(replayed, seeded=seeded)
 
 
 def _metrics(record: RunRecord, path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     if not lines:
         raise DamagedFileError("it is empty")
-    record.metrics = json.loads(lines[-1])
+    record.metrics = _object(lines[-1])
 
 
 def _environment(record: RunRecord, path: Path) -> None:
-    record.environment = json.loads(path.read_text(encoding="utf-8"))
+    record.environment = _object(path.read_text(encoding="utf-8"))
 
 
 def _certificates(record: RunRecord, path: Path) -> None:
-    record.certificates = read_rows(path)
-    record.certificate_records = json.loads((record.folder / "certificates.json").read_text(encoding="utf-8"))
+    rows, beside = read_rows(path), record.folder / "certificates.json"
+    if not beside.exists():
+        raise DamagedFileError(f"{beside.name} is missing, which says how it was made")
+    records = _object(beside.read_text(encoding="utf-8"))
+    for norm, stated in records.items():
+        mine = [row for row in rows if row["norm"] == norm]
+        if not mine or certified_summary(mine) != stated["summary"]:
+            record.missing.append(f"certificates.csv is not the table that certificates.json is about ({norm})")
+    record.certificates, record.certificate_records = rows, records
 
 
 def _attacks(record: RunRecord, path: Path) -> None:
-    record.attacks = json.loads(path.read_text(encoding="utf-8"))
+    attacks, rows = _object(path.read_text(encoding="utf-8")), record.folder / "attacks.csv"
+    counts = Counter(row["cell"] for row in read_rows(rows)) if rows.exists() else Counter()
+    for name, cell in attacks["cells"].items():
+        if counts[name] < cell.get("summary", {}).get("examples", 0):
+            record.missing.append(f"attacks.csv does not have the images that attacks.json counts ({name})")
+    record.attacks = attacks
+
+
+def _redistribution(record: RunRecord, path: Path) -> None:
+    record.way = str(_object(path.read_text(encoding="utf-8"))["way"])
+
+
+def is_noisy(record: RunRecord) -> bool:
+    """Return whether the run is of a method that has noise in its first layer, so that it can be certified."""
+    chosen = METHODS.get(str((record.config or {}).get("method")))
+    return chosen is not None and chosen.noisy
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Return a JSON object. Raises: ValueError if it is anything else."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("not a JSON object")
+    return found

@@ -17,11 +17,12 @@ from torch.utils.data import Dataset
 
 from securesgd.errors import InvalidInputError
 from securesgd.privacy import Ledger, PrivacyStatement
+from securesgd.privacy.statement import finished_statement
 from securesgd.training.checkpoint import Checkpoint, load_tensors
 from securesgd.training.clipping import ClippingEngine, Loss
 from securesgd.training.examples import Examples, data_digest, examples_of
 from securesgd.training.interlude import Interlude
-from securesgd.training.paid_run import PaidRun, finished_statement
+from securesgd.training.paid_run import PaidRun
 from securesgd.training.plain import plain_sum
 from securesgd.training.processes import Processes
 from securesgd.training.question import Question

@@ -2,8 +2,6 @@
 
 __all__ = ["PaidRun"]
 
-import dataclasses
-
 from torch import Tensor
 
 import securesgd
@@ -17,14 +15,13 @@ from securesgd.privacy import (
     affordable_steps,
     calibrated_noise_multiplier,
 )
+from securesgd.privacy.statement import finished_statement
 from securesgd.training.checkpoint import Checkpoint
 from securesgd.training.interlude import Interlude
 from securesgd.training.question import Question
 from securesgd.training.randomness import Randomness
 from securesgd.training.run_folder import RunFolder
 from securesgd.training.settings import TrainingSettings
-
-_SEEDED = "the noise has a fixed seed: there is no privacy towards anyone who knows or guesses it"
 
 
 class PaidRun:
@@ -150,13 +147,6 @@ class PaidRun:
 
     def _steps(self, count: int) -> SampledGaussianSteps:
         return SampledGaussianSteps(sampling_rate=self.rate, noise_multiplier=self.noise_multiplier, steps=count)
-
-
-def finished_statement(statement: PrivacyStatement, seeded: bool) -> PrivacyStatement:
-    """Return the statement with the caution a fixed noise seed calls for."""
-    if not seeded:
-        return statement
-    return dataclasses.replace(statement, cautions=(*statement.cautions, _SEEDED))
 
 
 def _remove_unused_ledger(files: RunFolder) -> None:

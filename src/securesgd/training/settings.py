@@ -10,7 +10,13 @@ from typing import Any, Literal, get_args
 
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.privacy.accounting import accountant_checked
-from securesgd.privacy.checked import count_checked, delta_checked, epsilon_checked, noise_multiplier_checked
+from securesgd.privacy.checked import (
+    count_checked,
+    delta_checked,
+    epsilon_checked,
+    noise_multiplier_checked,
+    types_checked,
+)
 
 Optimizer = Literal["sgd", "adam"]
 Schedule = Literal["constant", "cosine", "linear"]
@@ -56,11 +62,12 @@ class TrainingSettings:
     checkpoint_steps: int = 50
 
     def __post_init__(self) -> None:
+        types_checked(self)
         delta_checked(self.delta)
         accountant_checked(self.accountant)
         if not self.private and (self.epsilon is not None or self.noise_multiplier is not None):
             raise InvalidInputError(
-                "epsilon and noise_multiplier are for private training; leave them out, or private=True"
+                "epsilon and noise_multiplier are for private training, and this method is not: leave them out"
             )
         if self.private and self.epsilon is None and self.noise_multiplier is None:
             raise InvalidInputError("give epsilon (the noise is calibrated to it) or noise_multiplier, got neither")
