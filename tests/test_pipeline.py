@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from securesgd.config import RunConfig, run_config
-from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
 from securesgd.methods import METHODS
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
@@ -157,3 +157,72 @@ def test_train_command(tmp_path):
         )
         assert refused.returncode == 2
         assert not (tmp_path / "d").exists()  # the next try starts from a clean folder
+
+
+def test_resuming_a_damaged_run_deletes_nothing(tmp_path):
+    """Without its ledger a run cannot go on; what is left of it stays."""
+    folder = tmp_path / "run"
+    config = run_config("digits", "dpsgd", steps=2, batch_size=64)
+    train_run(config, folder)
+    for name in ("ledger.jsonl", "environment.json"):
+        (folder / name).unlink()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(SecureSGDError):
+        train_run(config, folder, resume=True)
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_refused_run_leaves_the_users_own_folder(tmp_path):
+    config = run_config("digits", "dpsgd", steps=2, batch_size=10**6)
+    (tmp_path / "mine").mkdir()
+    for folder in (tmp_path / "mine", tmp_path / "new"):
+        with pytest.raises(SecureSGDError):
+            train_run(config, folder)
+    assert list(tmp_path.iterdir()) == [tmp_path / "mine"]
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_resuming_a_finished_run_changes_nothing_and_reads_its_own_settings(tmp_path):
+    folder = tmp_path / "run"
+    config = run_config("digits", "dpsgd", steps=2, batch_size=64)
+    first = train_run(config, folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    again = train_run(config, folder, resume=True)
+    assert (again.statement, again.test_accuracy) == (first.statement, first.test_accuracy)
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("steps = 2", "steps = 3"))
+    with pytest.raises(DamagedFileError, match=r"config\.toml is not the one this run was trained with"):
+        train_run(config, folder, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("garbage", r"model\.json is damaged"),
+        ("[]", r"model\.json is damaged"),
+        ('{"format": 1, "classes": 10}', "input_shape"),
+        ('{"format": 99, "input_shape": [1, 8, 8], "classes": 10}', "has format 99"),
+        ('{"format": 1, "input_shape": [1, 8, 8], "classes": 7}', "does not fit config.toml"),
+    ],
+)
+def test_a_damaged_model_record_is_refused(text, reason, tmp_path):
+    folder = tmp_path / "run"
+    train_run(run_config("digits", "dpsgd", steps=1, batch_size=64), folder)
+    (folder / "model.json").write_text(text)
+    with pytest.raises(DamagedFileError, match=reason):
+        load_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "valid"),
+    [
+        ("momentum", "abc", "a number"), ("noise_seed", "abc", "an integer"), ("r_step", "x", "a number"),
+        ("beta", -1.0, "> 0"), ("network", 3, "a text"), ("optimizer", 5, "a text"), ("momentum", True, "a number"),
+        ("private", False, "is private"), ("training", 3, "a table"), ("public_dataset", "foo", "'public'"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_another_kind_is_named(name, value, valid):
+    with pytest.raises(InvalidInputError, match=valid) as caught:
+        run_config("digits", "secure-sgd", **{name: value})
+    assert name.split("_")[0] in str(caught.value)

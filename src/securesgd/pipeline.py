@@ -266,11 +266,8 @@ def _per(config: RunConfig, model: NoisyNetwork) -> str:
 def _final_redistribution(config: RunConfig, model: NoisyNetwork) -> Redistribution:
     """Return r as the trained layer has it."""
     variance = 1 / model.whitening**2
-    details = {
-        "direction": config.robustness.direction,
-        "beta": config.robustness.beta,
-        "start": config.robustness.start,
-    }
+    used = {"learned": ("start",)} | dict.fromkeys(_FROM_GRADIENTS, ("direction", "beta"))
+    details = {name: getattr(config.robustness, name) for name in used.get(config.way, ())}
     r = tuple(variance / variance.sum())
     return Redistribution(way=config.way, shape=model.output_shape, per="unit", r=r, details=details)
 

@@ -15,6 +15,7 @@ from securesgd.certify.run import CERTIFICATES, RECORD, SENSITIVITIES, certify_r
 from securesgd.certify.weights import fingerprint, known_sensitivity
 from securesgd.config import run_config
 from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.folder_lock import locked_folder
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.pipeline import load_run, train_run
 
@@ -214,3 +215,20 @@ def test_runs_that_cannot_be_certified(tmp_path):
     assert unfinished.returncode == 2
     assert "is not finished" in unfinished.stderr
     assert unfinished.stderr.count("\n") == 1
+
+
+def test_certificates_without_their_record_are_kept_unless_again(folder, certified):
+    certified(examples=4)
+    (folder / RECORD).unlink()
+    before = (folder / CERTIFICATES).read_bytes()
+    with pytest.raises(DamagedFileError, match=r"certificates\.json is missing"):
+        certified(examples=2)
+    assert (folder / CERTIFICATES).read_bytes() == before
+    certified(examples=2, again=True)
+    assert len(rows(folder)) == 2
+
+
+def test_two_processes_do_not_certify_one_folder(folder, certified):
+    with locked_folder(folder), pytest.raises(InvalidInputError, match="another process"):
+        certified(examples=2)
+    assert not (folder / CERTIFICATES).exists()

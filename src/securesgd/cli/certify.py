@@ -38,7 +38,7 @@ def certify(
     tolerance: Annotated[float | None, typer.Option(help="Stop when the radius is known to within this.")] = None,
     at_radii: Annotated[str, typer.Option(help="Radii of the table, as 0.01,0.05.", metavar="NUMBERS")] = "",
     selection_draws: Annotated[int, typer.Option(help="Draws that choose the class, apart from the others.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of the noise.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the noise that is voted under.")] = 0,
     again: Annotated[bool, typer.Option("--again", help="Replace certificates made by other settings.")] = False,
     check: Annotated[
         bool,

@@ -21,7 +21,10 @@ DEFAULT_DELTA = 1e-5
 @app.command(epilog="Example: securesgd noise --epsilon 0.5,1,4 --delta 1e-5")
 def noise(
     epsilon: Annotated[str, typer.Option(help="Privacy budget; several as 0.5,1,4.", metavar="NUMBERS")] = "",
-    delta: Annotated[str, typer.Option(help="Broken probability, 1e-5 if none is given.", metavar="NUMBERS")] = "",
+    delta: Annotated[
+        str,
+        typer.Option(help="Delta of the guarantee; 1e-5 if none is given.", metavar="NUMBERS"),
+    ] = "",
     sigma: Annotated[str, typer.Option(help="The noise you have.", metavar="NUMBERS")] = "",
     sensitivity: Annotated[float, typer.Option(help="l2 sensitivity of the query.")] = 1.0,
     mechanism: Annotated[str, typer.Option(help="classic, extended, analytic or all.")] = "all",

@@ -27,7 +27,7 @@ def train(
         str, typer.Option(help="sgd, dpsgd, adlm, secure-sgd, secure-sgd-agm, pixeldp or hgm-pixeldp.")
     ] = "",
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget for the training data.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Broken probability of the budget.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of the guarantee.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file, as a run folder has.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting, as key=value; may be repeated.", metavar="KEY=VALUE")

@@ -59,8 +59,9 @@ def guarantee_in_words(settings: dict[str, Any], sensitivity: dict[str, Any], su
         "is about the weights of this run, with the noise they were trained with, and a first layer whose sensitivity "
         f"is proven to be at most {sensitivity['upper']:.6g} standard deviations per unit of input (and is at least "
         f"{sensitivity['lower']:.6g}). Right and proven (rule tight): {shown}. It says nothing about changes larger "
-        "than the radius or about whether the prediction is right; among many examples, a share of up to "
-        f"{failure:g} may be wrong. Radii by the rule as-published are the paper's printed formula and no guarantee."
+        "than the radius or about whether the prediction is right; among many examples, a share of at most "
+        f"{failure:g} is expected to be wrong. Radii by the rule as-published are the paper's printed formula and no "
+        "guarantee."
     )
 
 
