@@ -2,11 +2,16 @@
 
 import ast
 import contextlib
+import dataclasses
 import io
 import re
 from pathlib import Path
 
 import pytest
+
+from securesgd.adlm.settings import AdlmSettings
+from securesgd.config import RobustnessSettings, RunConfig
+from securesgd.training import TrainingSettings
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = re.compile(r"`((?:tests/|src/securesgd/)?[\w/]+\.py)::(\w+)`")
@@ -38,6 +43,13 @@ def test_the_api_page_is_that_of_the_docstrings():
     namespace = {"__file__": str(ROOT / "docs" / "build_api.py"), "__name__": "build_api"}
     exec(compile((ROOT / "docs" / "build_api.py").read_text(), "build_api.py", "exec"), namespace)
     assert (ROOT / "docs" / "api.md").read_text() == namespace["page"]()
+
+
+def test_every_setting_is_on_the_page_of_settings():
+    page = (ROOT / "docs" / "runs.md").read_text()
+    for table in (RunConfig, RobustnessSettings, TrainingSettings, AdlmSettings):
+        for field in dataclasses.fields(table):
+            assert field.name in ("robustness", "adlm", "training") or f"`{field.name}`" in page, field.name
 
 
 def test_the_session_in_the_readme_prints_what_it_says():

@@ -159,6 +159,9 @@ def test_suspicions_are_reported_and_kept(noisy, few, tmp_path):
     found = evaluated(tmp_path, noisy, few, published, probes=True)
     assert [one.name for one in found.suspicions if one.name == "noise-free-gradients"] == ["noise-free-gradients"]
     assert json.loads((tmp_path / "attacks.json").read_text())["suspicions"] == [one.json() for one in found.suspicions]
+    with Cells.opened(tmp_path, fingerprint(noisy)) as cells:  # a later attack that is stopped half-way keeps them
+        cells.write()
+    assert json.loads((tmp_path / "attacks.json").read_text())["suspicions"] == [one.json() for one in found.suspicions]
 
 
 def test_attacks_of_an_earlier_call_are_compared_too(plain, few, tmp_path, monkeypatch):

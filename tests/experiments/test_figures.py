@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from securesgd.experiments.attacked import settings_of
 from securesgd.experiments.lines import COLUMNS, cells_of
-from securesgd.experiments.reproduce import EXPERIMENTS, FIGURES, PROFILES
+from securesgd.experiments.reproduce import EXPERIMENTS, FIGURES, PROFILES, recorded_profile
 from securesgd.report.attack_panels import line_name
 from securesgd.report.rows import read_rows
 
@@ -78,6 +79,20 @@ def test_a_finished_grid_trains_nothing_again(whole):
     assert "done;" not in result.stderr
     assert not (folder / "none").exists()
     assert before == {name: (folder / "results" / name / "rows.csv").read_bytes() for name in FIGURES}
+
+
+def test_without_a_profile_the_one_of_the_rows_is_drawn(whole, tmp_path):
+    """Results of the larger profile are not shrunk by a command that does not say so; nor is their date changed."""
+    folder, _ = whole
+    there = tmp_path / "fig1"
+    shutil.copytree(folder / "results" / "fig1", there)
+    record = json.loads((there / "environment.json").read_text()) | {"profile": "paper"}
+    (there / "environment.json").write_text(json.dumps(record))
+    assert recorded_profile(there) == "paper"
+    assert recorded_profile(tmp_path / "nowhere") is None
+    for extra in ([], ["--draw"]):
+        assert reproduce("fig1", "--out", str(tmp_path), "--work", str(tmp_path / "runs"), *extra).returncode == 0
+        assert json.loads((there / "environment.json").read_text()) == record
 
 
 @pytest.mark.parametrize("what", ["fig2", pytest.param("all", marks=pytest.mark.slow)])

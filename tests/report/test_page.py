@@ -18,7 +18,7 @@ from securesgd.report.curves import compared_curves_figure
 from securesgd.report.page import _rounded_up, report
 from securesgd.report.rows import read_rows
 from securesgd.report.run_record import read_run
-from tests.recorded_numbers import NUMBER, is_there
+from tests.recorded_numbers import NUMBER, ROOT, is_there
 
 SECURESGD = Path(sys.executable).with_name("securesgd")
 
@@ -115,6 +115,11 @@ def test_shares_of_the_page_are_counted_in_the_rows(finished, tmp_path):
         [row["prediction"] == row["label"] and row["radius"] >= 0.05 for row in attacks],
     ]
     assert re.findall(r"<td>([\d.]+)<small>", line) == [f"{sum(hits) / len(attacks):.3f}" for hits in counted]
+
+
+def test_every_file_of_a_run_folder_is_documented(finished):
+    page = (ROOT / "docs" / "runs.md").read_text()
+    assert [path.name for path in finished.iterdir() if f"`{path.name}`" not in page] == []
 
 
 def test_missing_and_broken_parts_are_named(finished, tmp_path):
