@@ -2,17 +2,10 @@
 
 import csv
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-SECURESGD = Path(sys.executable).with_name("securesgd")
-
-
-def run(*arguments, cwd=None):
-    return subprocess.run([SECURESGD, *arguments], capture_output=True, text=True, cwd=cwd, check=False)
+from tests.command_line import run, run_here
 
 
 def test_noise_table_and_json():
@@ -93,8 +86,9 @@ def test_demo_writes_into_runs(tmp_path):
         (["noise", "--bogus"], "No such option: --bogus"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_two(arguments, message, tmp_path):
-    result = run(*arguments, cwd=tmp_path)
+def test_bad_input_is_one_line_and_exit_code_two(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run_here(*arguments)
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1

@@ -1,7 +1,9 @@
 """From configuration to run folder, through Python and the command line, on the embedded digits."""
 
 import json
+import shutil
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +16,7 @@ from securesgd.models.predict import accuracy
 from securesgd.pipeline import finished_run, load_run, train_run
 from securesgd.privacy import GaussianRelease, Ledger, replayed_statement
 from securesgd.redistribution import Redistribution
-
-from .test_cli import run
+from tests.command_line import run, run_here
 
 QUICK = {"steps": 12, "batch_size": 200, "accountant": "rdp", "noise_seed": 1}
 
@@ -134,7 +135,7 @@ def test_train_command(tmp_path):
     assert first.returncode == 0, first.stderr
     assert "differentially private" in first.stdout
     assert "297 test images" in first.stdout
-    again = run("train", "--out", folder, "--resume", "--json")
+    again = run_here("train", "--out", folder, "--resume", "--json")
     assert json.loads(again.stdout)["statement"]["epsilon"] <= 6
     for arguments, message in (
         (["--dataset", "digits", "--method", "dpsgd", "--out", folder], "is not empty"),
@@ -147,23 +148,32 @@ def test_train_command(tmp_path):
         (["--resume", "--out", folder, "--epsilon", "9"], "leave the other options out"),
         (["--dataset", "digits", "--method", "dpsgd"], "out"),
     ):
-        result = run("train", *arguments)
+        result = run_here("train", *arguments)
         assert result.returncode == 2, arguments
         assert result.stderr.count("\n") == 1
         assert message in result.stderr
     for setting in ("batch_size=9999", "network=tanh-cnn", "network=tanhcnn"):
-        refused = run(
+        refused = run_here(
             "train", "--dataset", "digits", "--method", "dpsgd", "--out", str(tmp_path / "d"), "--set", setting
         )
         assert refused.returncode == 2
         assert not (tmp_path / "d").exists()  # the next try starts from a clean folder
 
 
-def test_resuming_a_damaged_run_deletes_nothing(tmp_path):
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    return train_run(quick("dpsgd", steps=2), folder)
+
+
+@pytest.fixture
+def small_run(trained_once, tmp_path):
+    return Path(shutil.copytree(trained_once.folder, tmp_path / "run"))
+
+
+def test_resuming_a_damaged_run_deletes_nothing(trained_once, small_run):
     """Without its ledger a run cannot go on; what is left of it stays."""
-    folder = tmp_path / "run"
-    config = run_config("digits", "dpsgd", steps=2, batch_size=64)
-    train_run(config, folder)
+    folder, config = small_run, trained_once.config
     for name in ("ledger.jsonl", "environment.json"):
         (folder / name).unlink()
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -182,10 +192,8 @@ def test_a_refused_run_leaves_the_users_own_folder(tmp_path):
     assert list((tmp_path / "mine").iterdir()) == []
 
 
-def test_resuming_a_finished_run_changes_nothing_and_reads_its_own_settings(tmp_path):
-    folder = tmp_path / "run"
-    config = run_config("digits", "dpsgd", steps=2, batch_size=64)
-    first = train_run(config, folder)
+def test_resuming_a_finished_run_changes_nothing_and_reads_its_own_settings(trained_once, small_run):
+    folder, config, first = small_run, trained_once.config, trained_once
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     again = train_run(config, folder, resume=True)
     assert (again.statement, again.test_accuracy) == (first.statement, first.test_accuracy)
@@ -206,12 +214,10 @@ def test_resuming_a_finished_run_changes_nothing_and_reads_its_own_settings(tmp_
         ('{"format": 1, "input_shape": [1, 8, 8], "classes": 7}', "does not fit config.toml"),
     ],
 )
-def test_a_damaged_model_record_is_refused(text, reason, tmp_path):
-    folder = tmp_path / "run"
-    train_run(run_config("digits", "dpsgd", steps=1, batch_size=64), folder)
-    (folder / "model.json").write_text(text)
+def test_a_damaged_model_record_is_refused(text, reason, small_run):
+    (small_run / "model.json").write_text(text)
     with pytest.raises(DamagedFileError, match=reason):
-        load_run(folder)
+        load_run(small_run)
 
 
 @pytest.mark.parametrize(

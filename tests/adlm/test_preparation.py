@@ -16,8 +16,8 @@ from securesgd.models.predict import accuracy
 from securesgd.pipeline import build_model, load_run, train_run
 from securesgd.privacy import Ledger, UnprotectedRelease
 from securesgd.training.examples import examples_of
+from tests.command_line import run, run_here
 
-from ..test_cli import run
 from .test_network import NOISE
 
 QUICK = {"steps": 12, "batch_size": 200, "noise_seed": 1, "pretrain_steps": 20, "relevance_examples": 200}
@@ -143,7 +143,9 @@ def test_command_line(tmp_path):
     assert first.returncode == 0, first.stderr
     assert "not guaranteed" in first.stdout
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["adlm"]["epsilon"] == 1
-    refused = run("train", "--dataset", "digits", "--method", "adlm", "--out", str(tmp_path / "b"), "--set", "crop=99")
+    refused = run_here(
+        "train", "--dataset", "digits", "--method", "adlm", "--out", str(tmp_path / "b"), "--set", "crop=99"
+    )
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
     assert not (tmp_path / "b").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from securesgd.config import run_config
 from securesgd.pipeline import train_run
-from tests.test_cli import run
+from tests.command_line import run, run_here
 
 QUICK = ("--examples", "30", "--eot", "4", "--steps", "3", "--draws", "100", "--certify-draws", "200", "--no-probes")
 
@@ -32,7 +32,7 @@ def test_attacks_add_up_in_the_table_and_nothing_is_lost(trained):
     before = rows(trained)
     assert len(before) == 60
     assert {row["budget"] for row in before} == {"0.05", "0.2"}
-    second = run("attack", str(trained), "--attack", "mim", "--budget", "0.2", *QUICK, "--json")
+    second = run_here("attack", str(trained), "--attack", "mim", "--budget", "0.2", *QUICK, "--json")
     assert second.returncode == 0, second.stderr
     record = json.loads(second.stdout)
     assert record["sandwich_holds"]
@@ -43,7 +43,7 @@ def test_attacks_add_up_in_the_table_and_nothing_is_lost(trained):
     assert accuracy["lower"] <= accuracy["share"] <= accuracy["upper"]
     assert rows(trained)[:60] == before
     assert len(rows(trained)) == 90
-    again = run("attack", str(trained), "--attack", "mim", "--budget", "0.2", *QUICK)
+    again = run_here("attack", str(trained), "--attack", "mim", "--budget", "0.2", *QUICK)
     assert "1 of 1 were measured before and kept; --again measures them anew" in again.stdout
     assert len(rows(trained)) == 90
 
@@ -72,7 +72,7 @@ def test_all_is_the_papers_four_and_images_are_kept_on_request(trained):
 )
 def test_bad_input_is_one_line_and_exit_code_two(trained, arguments, message):
     before = sorted(path.name for path in trained.iterdir())
-    result = run("attack", str(trained), *arguments)
+    result = run_here("attack", str(trained), *arguments)
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
@@ -82,10 +82,10 @@ def test_bad_input_is_one_line_and_exit_code_two(trained, arguments, message):
 
 def test_an_unfinished_run_is_refused(tmp_path, trained):
     (tmp_path / "config.toml").write_text((trained / "config.toml").read_text())
-    result = run("attack", str(tmp_path))
+    result = run_here("attack", str(tmp_path))
     assert result.returncode == 2
     assert "is not finished; go on with" in result.stderr
-    assert run("attack", str(tmp_path / "none")).returncode == 2
+    assert run_here("attack", str(tmp_path / "none")).returncode == 2
 
 
 def test_data_that_do_not_fit_the_model_are_refused(tmp_path):
@@ -100,9 +100,9 @@ def test_data_that_do_not_fit_the_model_are_refused(tmp_path):
 
     write(8)
     train_run(run_config(str(data), "sgd", steps=2, batch_size=8), folder)
-    assert run("attack", str(folder), "--attack", "fgsm").returncode == 0
+    assert run_here("attack", str(folder), "--attack", "fgsm").returncode == 0
     write(12)
-    result = run("attack", str(folder), "--attack", "fgsm")
+    result = run_here("attack", str(folder), "--attack", "fgsm")
     assert result.returncode == 2
     assert "the data do not fit the model" in result.stderr
     assert result.stderr.count("\n") == 1

@@ -18,8 +18,8 @@ from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.folder_lock import locked_folder
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.pipeline import load_run, train_run
+from tests.command_line import run, run_here
 
-from ..test_cli import run
 from .test_certify import ranks
 
 SETTINGS = CertifySettings(draws=256, selection_draws=32)
@@ -173,7 +173,7 @@ def test_command(folder):
     assert "certified accuracy in l2, 30 examples" in first.stdout
     assert "For each of 30 test examples, with probability at least 0.999" in first.stdout
     assert (folder / "certificates.png").read_bytes()[:4] == b"\x89PNG"
-    again = run(*base, "--norm", "l2", "--at-radii", "0.1,0.2", "--json")
+    again = run_here(*base, "--norm", "l2", "--at-radii", "0.1,0.2", "--json")
     summary = json.loads(again.stdout)["l2"]["summary"]
     assert list(summary["certified_accuracy"]["tight"]) == ["0.1", "0.2"]
     shares = [row for row in rows(folder, "l2") if row["prediction"] == row["label"] and row["abstained"] == "0"]
@@ -186,7 +186,7 @@ def test_command(folder):
         (("--seed", "3"), "--again"),
         (("--draws", "5", "--again"), "at least 10 draws are needed"),
     ):
-        refused = run("certify", str(folder), "--examples", "30", *arguments)
+        refused = run_here("certify", str(folder), "--examples", "30", *arguments)
         assert refused.returncode == 2, arguments
         assert refused.stderr.count("\n") == 1
         assert message in refused.stderr
@@ -196,7 +196,7 @@ def test_command(folder):
 def test_command_in_two_processes_writes_what_one_writes(folder, tmp_path):
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     options = ["--examples", "30", "--draws", "300"]
-    assert run("certify", str(folder), *options).returncode == 0
+    assert run_here("certify", str(folder), *options).returncode == 0
     command = [str(Path(sys.executable).with_name("securesgd")), "certify", str(other), *options]
     first, second = ranks(command)
     assert "certified accuracy" in first
@@ -207,11 +207,11 @@ def test_command_in_two_processes_writes_what_one_writes(folder, tmp_path):
 def test_runs_that_cannot_be_certified(tmp_path):
     plain = tmp_path / "plain"
     train_run(run_config("digits", "dpsgd", steps=3, batch_size=100, accountant="rdp", noise_seed=1), plain)
-    refused = run("certify", str(plain))
+    refused = run_here("certify", str(plain))
     assert refused.returncode == 2
     assert "without noise in the first layer" in refused.stderr
     (plain / "model.json").unlink()
-    unfinished = run("certify", str(plain))
+    unfinished = run_here("certify", str(plain))
     assert unfinished.returncode == 2
     assert "is not finished" in unfinished.stderr
     assert unfinished.stderr.count("\n") == 1

@@ -20,6 +20,7 @@ from securesgd.report.rows import read_rows
 SMALL = [sys.executable, "-m", "tests.experiments.small_figures"]
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG"
+WHOLE = pytest.mark.xdist_group("whole")  # one process makes the figures for all tests that look at them
 
 
 def reproduce(*arguments, **options):
@@ -35,6 +36,7 @@ def whole(tmp_path_factory):
     return folder, result
 
 
+@WHOLE
 def test_all_five_figures_with_rows_gains_and_environment(whole):
     folder, result = whole
     for name in FIGURES:
@@ -62,6 +64,7 @@ def test_all_five_figures_with_rows_gains_and_environment(whole):
     assert rise["paper_gain"] == 0.2967
 
 
+@WHOLE
 def test_privacy_of_the_lines_is_what_their_ledgers_say(whole):
     """r as published and AdLM void the guarantee; the figure's legend says so."""
     folder, _ = whole
@@ -71,6 +74,7 @@ def test_privacy_of_the_lines_is_what_their_ledgers_say(whole):
         assert line_name(row).endswith("(not private)") == void
 
 
+@WHOLE
 def test_a_finished_grid_trains_nothing_again(whole):
     folder, _ = whole
     before = {name: (folder / "results" / name / "rows.csv").read_bytes() for name in FIGURES}
@@ -81,11 +85,10 @@ def test_a_finished_grid_trains_nothing_again(whole):
     assert before == {name: (folder / "results" / name / "rows.csv").read_bytes() for name in FIGURES}
 
 
-def test_without_a_profile_the_one_of_the_rows_is_drawn(whole, tmp_path):
+def test_without_a_profile_the_one_of_the_rows_is_drawn(tmp_path):
     """Results of the larger profile are not shrunk by a command that does not say so; nor is their date changed."""
-    folder, _ = whole
     there = tmp_path / "fig1"
-    shutil.copytree(folder / "results" / "fig1", there)
+    shutil.copytree(ROOT / "results" / "fig1", there)
     record = json.loads((there / "environment.json").read_text()) | {"profile": "paper"}
     (there / "environment.json").write_text(json.dumps(record))
     assert recorded_profile(there) == "paper"
@@ -95,6 +98,7 @@ def test_without_a_profile_the_one_of_the_rows_is_drawn(whole, tmp_path):
         assert json.loads((there / "environment.json").read_text()) == record
 
 
+@WHOLE
 @pytest.mark.parametrize("what", ["fig2", pytest.param("all", marks=pytest.mark.slow)])
 def test_killed_twice_it_ends_with_the_same_rows(what, whole, tmp_path):
     """Every cell once, with the numbers of the run that was never stopped (only the seconds differ)."""
@@ -125,7 +129,7 @@ def _without_seconds(table):
         return sorted(sorted((k, v) for k, v in row.items() if k != "seconds") for row in csv.DictReader(file))
 
 
-def test_figures_are_drawn_from_rows_without_torch(whole, tmp_path):
+def test_figures_are_drawn_from_rows_without_torch(tmp_path):
     """As on a machine without torch: importing it raises. The committed rows, not the small ones."""
     drawn = tmp_path / "results"
     for name in FIGURES:
@@ -135,7 +139,11 @@ def test_figures_are_drawn_from_rows_without_torch(whole, tmp_path):
             for file in ("rows.csv", "environment.json"):
                 (drawn / name / file).write_bytes((source / file).read_bytes())
     code = (
-        "import sys; sys.modules['torch'] = None\n"
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.partition('.')[0] == 'torch': raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
         "from securesgd.cli import main\n"
         f"sys.argv = ['securesgd', 'reproduce', '{{}}', '--draw', '--out', {str(drawn)!r}]\nmain()"
     )
@@ -156,11 +164,10 @@ def test_figures_are_drawn_from_rows_without_torch(whole, tmp_path):
         (None, "does not say which version"),
     ],
 )
-def test_results_of_another_version_are_refused_and_left_alone(record, reason, whole, tmp_path):
-    folder, _ = whole
+def test_results_of_another_version_are_refused_and_left_alone(record, reason, tmp_path):
     there = tmp_path / "fig2"
     there.mkdir()
-    (there / "rows.csv").write_bytes((folder / "results" / "fig2" / "rows.csv").read_bytes())
+    (there / "rows.csv").write_bytes((ROOT / "results" / "fig2" / "rows.csv").read_bytes())
     if record is not None:
         (there / "environment.json").write_text(record)
     before = {path.name: path.read_bytes() for path in there.iterdir()}
@@ -210,6 +217,7 @@ def test_every_cell_is_a_valid_run(name):
             if cell["way"]:
                 assert config.robustness.unit == cell["unit"]
                 assert config.way == cell["way"].removesuffix("-from-prior")
+            if config.way == "learned":
                 assert config.robustness.start == ("prior" if cell["way"].endswith("-prior") else "uniform")
             if cell["epsilon"]:
                 assert cell["epsilon"] in (config.training.epsilon, config.adlm and config.adlm.epsilon)

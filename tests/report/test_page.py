@@ -4,7 +4,6 @@ import io
 import re
 import shutil
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,9 +17,8 @@ from securesgd.report.curves import compared_curves_figure
 from securesgd.report.page import _rounded_up, report
 from securesgd.report.rows import read_rows
 from securesgd.report.run_record import read_run
+from tests.command_line import run_here
 from tests.recorded_numbers import NUMBER, ROOT, is_there
-
-SECURESGD = Path(sys.executable).with_name("securesgd")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +46,7 @@ def finished(tmp_path_factory):
             "--no-probes",
         ],
     ):
-        done = subprocess.run([SECURESGD, *map(str, command)], capture_output=True, text=True, check=False)
+        done = run_here(*map(str, command))
         assert done.returncode in (0, 1), done.stderr
     return folder
 
