@@ -27,7 +27,7 @@ def reproduce(*arguments, **options):
     return subprocess.run([*SMALL, "reproduce", *arguments], cwd=ROOT, capture_output=True, text=True, **options)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def whole(tmp_path_factory):
     """All five figures in one go."""
     folder = tmp_path_factory.mktemp("whole")
