@@ -66,63 +66,47 @@ def certify_run(
     processes = Processes()
     with ExitStack() as stack:
         processes.on_first(lambda: stack.enter_context(locked_folder(folder)))
-        return _certified_run(processes, folder, model, inputs, targets, norms, settings, examples, again, on_progress)
+        asked = {norm: _asked(replace(settings, norm=norm), model, inputs, targets) for norm in norms}
 
+        def begin() -> tuple[dict[str, Sensitivity], dict[str, Any], list[Row]]:
+            records, rows = _kept(folder, asked, again)  # a refusal comes before the work
+            bounds = {norm: known_sensitivity(model, norm, folder / SENSITIVITIES, again=again) for norm in norms}
+            return bounds, records, rows
 
-def _certified_run(
-    processes: Processes,
-    folder: Path,
-    model: NoisyNetwork,
-    inputs: Tensor,
-    targets: Tensor,
-    norms: Sequence[str],
-    settings: CertifySettings,
-    examples: int | None,
-    again: bool,
-    on_progress: Callable[[float, int], None] | None,
-) -> dict[str, dict[str, Any]]:
-    """Do what `certify_run` says, in a folder that is locked."""
-    asked = {norm: _asked(replace(settings, norm=norm), model, inputs, targets) for norm in norms}
+        bounds, records, rows = processes.on_first(begin)
+        rows += _from_other_norms(rows, records, asked, bounds, model)
+        wanted = np.arange(len(inputs) if examples is None else examples)
+        todo = _todo(wanted, rows, norms)
+        done, size = 0, _FIRST_PART * processes.count
 
-    def begin() -> tuple[dict[str, Sensitivity], dict[str, Any], list[Row]]:
-        records, rows = _kept(folder, asked, again)  # a refusal comes before the work
-        bounds = {norm: known_sensitivity(model, norm, folder / SENSITIVITIES, again=again) for norm in norms}
-        return bounds, records, rows
+        def save() -> dict[str, dict[str, Any]]:
+            rows.sort(key=lambda row: (row["norm"], row["index"]))
+            write_rows(folder / CERTIFICATES, rows)
+            records.update({norm: _record(asked[norm], bounds[norm], rows) for norm in norms})
+            write_json(folder / RECORD, records)
+            return {norm: records[norm] for norm in norms}
 
-    bounds, records, rows = processes.on_first(begin)
-    rows += _from_other_norms(rows, records, asked, bounds, model)
-    wanted = np.arange(len(inputs) if examples is None else examples)
-    todo = _todo(wanted, rows, norms)
-    done, size = 0, _FIRST_PART * processes.count
+        while done < len(todo):
+            part, started = todo[done : done + size], time.perf_counter()
 
-    def save() -> dict[str, dict[str, Any]]:
-        rows.sort(key=lambda row: (row["norm"], row["index"]))
-        write_rows(folder / CERTIFICATES, rows)
-        records.update({norm: _record(asked[norm], bounds[norm], rows) for norm in norms})
-        write_json(folder / RECORD, records)
-        return {norm: records[norm] for norm in norms}
+            def progress(report: CertifyProgress, before: int = done, count: int = len(part)) -> None:
+                if on_progress is not None:
+                    on_progress(before + count * report.examples / max(1, report.of), len(todo))
 
-    while done < len(todo):
-        part, started = todo[done : done + size], time.perf_counter()
-
-        def progress(report: CertifyProgress, before: int = done, count: int = len(part)) -> None:
-            if on_progress is not None:
-                on_progress(before + count * report.examples / max(1, report.of), len(todo))
-
-        first = replace(settings, norm=norms[0])
-        found = certify(
-            model, inputs[part], first, indices=part, on_progress=progress, sensitivity=bounds[norms[0]]
-        )  # fmt: skip
-        for norm in norms:
-            there = {row["index"] for row in rows if row["norm"] == norm}
-            shown = found if norm == norms[0] else found.in_norm(norm, model, bounds[norm])
-            rows += [row for row in _rows(shown, targets) if row["index"] not in there]
-        processes.on_first(save)
-        done += len(part)
-        # Whatever this clock says: all processes go by the first one's.
-        seconds = processes.on_first(lambda started=started: time.perf_counter() - started)  # type: ignore[misc]
-        size = int(np.clip(_SECONDS * len(part) / seconds, size, _LARGEST_PART * processes.count))
-    return processes.on_first(save)
+            first = replace(settings, norm=norms[0])
+            found = certify(
+                model, inputs[part], first, indices=part, on_progress=progress, sensitivity=bounds[norms[0]]
+            )  # fmt: skip
+            for norm in norms:
+                there = {row["index"] for row in rows if row["norm"] == norm}
+                shown = found if norm == norms[0] else found.in_norm(norm, model, bounds[norm])
+                rows += [row for row in _rows(shown, targets) if row["index"] not in there]
+            processes.on_first(save)
+            done += len(part)
+            # Whatever this clock says: all processes go by the first one's.
+            seconds = processes.on_first(lambda started=started: time.perf_counter() - started)  # type: ignore[misc]
+            size = int(np.clip(_SECONDS * len(part) / seconds, size, _LARGEST_PART * processes.count))
+        return processes.on_first(save)
 
 
 def _asked(settings: CertifySettings, model: NoisyNetwork, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
