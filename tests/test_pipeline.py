@@ -32,7 +32,8 @@ def test_every_method_leaves_a_complete_run_folder(method, tmp_path):
     expected = {"config.toml", "model.safetensors", "model.json", "ledger.jsonl", "metrics.jsonl", "environment.json"}
     expected |= {"redistribution.json", "redistribution.png"} if METHODS[method].noisy else set()
     assert {file.name for file in folder.iterdir()} == expected
-    assert result.statement.guaranteed == METHODS[method].private
+    assert result.statement.guaranteed_but_for_seed == METHODS[method].private
+    assert not result.statement.guaranteed
     assert replayed_statement(folder / "ledger.jsonl").epsilon == result.statement.epsilon
     config, model = load_run(folder)
     assert config == result.config
@@ -53,8 +54,8 @@ def test_private_r_is_in_the_ledger_and_in_the_epsilon(tmp_path):
         (release,) = [event for event in ledger.events if isinstance(event, GaussianRelease)]
         assert release.label == "redistribution vector r"
         assert ledger.steps_charged == 12
-    assert replayed_statement(tmp_path / "run" / "ledger.jsonl").epsilon == result.statement.epsilon <= 4.0
-    assert 4.0 - result.statement.epsilon < 4e-3
+    assert replayed_statement(tmp_path / "run" / "ledger.jsonl") == result.statement
+    assert 4.0 - 4e-3 < result.statement.accounted_epsilon <= 4.0
 
 
 @pytest.mark.parametrize("changes", [{"place": "first-layer"}, {"redistribution": "private", "checkpoint_steps": 1}])
@@ -136,7 +137,7 @@ def test_train_command(tmp_path):
     assert "differentially private" in first.stdout
     assert "297 test images" in first.stdout
     again = run_here("train", "--out", folder, "--resume", "--json")
-    assert json.loads(again.stdout)["statement"]["epsilon"] <= 6
+    assert json.loads(again.stdout)["statement"]["accounted_epsilon"] <= 6
     for arguments, message in (
         (["--dataset", "digits", "--method", "dpsgd", "--out", folder], "is not empty"),
         (["--dataset", "mnits", "--method", "dpsgd", "--out", str(tmp_path / "b")], "did you mean 'mnist'"),

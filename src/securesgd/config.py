@@ -16,7 +16,7 @@ from securesgd.errors import InvalidInputError, nearest
 from securesgd.methods import method
 from securesgd.models.noisy import Place
 from securesgd.presets import preset
-from securesgd.privacy.checked import count_checked, epsilon_checked, types_checked
+from securesgd.privacy.checked import count_checked, positive_checked, types_checked
 from securesgd.theory import NORMS, noise_multiplier
 from securesgd.theory.redistribution import Direction
 from securesgd.training.settings import TrainingSettings
@@ -63,9 +63,9 @@ class RobustnessSettings:
             if value not in valid and not (value is None and name in ("redistribution", "per")):
                 raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
         for name in ("robust_epsilon", "attack_size", "r_noise_multiplier", "beta"):
-            epsilon_checked(name, getattr(self, name))
+            positive_checked(name, getattr(self, name))
         if self.unit is not None:
-            epsilon_checked("unit", self.unit)
+            positive_checked("unit", self.unit)
         if not 0 < self.robust_delta < 1:
             raise InvalidInputError(f"robust_delta is {self.robust_delta!r}; valid: 0 < robust_delta < 1")
         if not 0 <= self.r_step < 1:

@@ -8,9 +8,10 @@ calibration, also the exact one (`analytic`, the default); the paper says otherw
 
 __all__ = ["Guarantee", "HeterogeneousGaussianMechanism", "Release"]
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NotRequired, TypedDict, Unpack
+from typing import NotRequired, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -50,8 +51,9 @@ class HeterogeneousGaussianMechanism:
 
     Guarantee: `release(A(D), generator)` is (epsilon, delta)-DP for every pair D, D' of neighbours for which
     ‖(A(D) − A(D'))/√(K r)‖₂ <= sensitivity. Each call is a separate release; repeated calls compose.
-    Assumes: the generator's draws are unknown to the reader, and real-number arithmetic (like all floating-point
-    noise, the low-order bits are not protected; Mironov 2012).
+    It holds in floating point: values are rounded to a public grid of powers of two, noise is an exact integer multiple
+    of it, and σ covers the rounding (docs/noise.md).
+    Assumes: the values are deterministic given the data, and the reader knows nothing of the generator.
 
     `sensitivity` is the *whitened* one. If you know something else, use a constructor:
     `for_components` (how far each component can move), `for_l2_sensitivity` (how far the plain vector can move), or
@@ -122,22 +124,47 @@ class HeterogeneousGaussianMechanism:
         """Standard deviation of each component's noise."""
         return component_std(self.r, self.sigma)
 
-    def release(self, values: ArrayLike, generator: Any) -> Release:
-        """Return `values` plus fresh noise. Charges (epsilon, delta) each time it is called."""
-        if not isinstance(generator, np.random.Generator):
-            raise InvalidInputError(f"generator must be a numpy.random.Generator, got {generator!r}")
-        answer, std = finite("values", values), self.std
-        if answer.size != std.size:
-            raise InvalidInputError(f"values must have {std.size} components, got shape {answer.shape}")
-        noise = generator.standard_normal(std.size) * std
+    def release(self, values: ArrayLike, generator: np.random.Generator | None = None) -> Release:
+        """Return `values` plus fresh noise. Charges (epsilon, delta) each time it is called.
+
+        The noise comes from the operating system's secret randomness. A numpy generator makes it repeatable: then there
+        is no privacy towards anyone who knows the generator's state, and the statement says so.
+        """
+        if generator is not None and not isinstance(generator, np.random.Generator):
+            raise InvalidInputError(f"generator must be a numpy.random.Generator or None, got {generator!r}")
+        answer = finite("values", values)
+        if answer.size != self.std.size:
+            raise InvalidInputError(f"values must have {self.std.size} components, got shape {answer.shape}")
+        noisy, std = self._with_noise(answer.ravel(), generator)
+        caution = "" if generator is None else " The noise is from a given generator: no privacy towards who knows it."
         return Release(
-            values=answer + noise.reshape(answer.shape),
+            values=noisy.reshape(answer.shape),
             std=std.reshape(answer.shape),
             epsilon=float(self.epsilon),
             delta=float(self.delta),
             statement=(
                 f"({self.epsilon!r}, {self.delta!r})-differentially private for {self.neighbours}; "
                 f"{self.mechanism} Gaussian mechanism with sigma = {self.sigma:.6g} and heterogeneous variance "
-                "sigma² K r. One release; several compose."
+                f"sigma² K r. One release; several compose.{caution}"
             ),
         )
+
+    def _with_noise(self, answer: Array, generator: np.random.Generator | None) -> tuple[Array, Array]:
+        """Return the noisy vector and the std really used, on a grid of its own for each component.
+
+        Rounding component k to a grid γ_k <= std_k·2⁻ᵐ adds at most σ·√K·2⁻ᵐ to the whitened sensitivity Δ.
+        """
+        import torch  # here, so that the mechanism's numbers can be had without it
+
+        from securesgd.runtime.grid_release import to_grid_
+        from securesgd.runtime.key_stream import KeyStream
+        from securesgd.runtime.rounded_gaussian import LARGEST_SCALE, rounded_gaussian
+
+        digits = math.log2(LARGEST_SCALE) - 2
+        grid = 2.0 ** (np.floor(np.log2(self.std)) - digits)
+        wider = 1 + self.sigma / self.sensitivity * math.sqrt(grid.size) * 2.0**-digits
+        std = self.std * (wider * (1 + 1e-12))
+        stream = KeyStream.secret() if generator is None else KeyStream.from_generator(generator)
+        noise = rounded_gaussian(stream, grid.size, torch.from_numpy(std / grid))
+        noisy = to_grid_(torch.tensor(answer), torch.from_numpy(grid)).add_(noise).numpy() * grid
+        return noisy, std

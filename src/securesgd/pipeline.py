@@ -34,10 +34,10 @@ from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
 from securesgd.privacy import GaussianRelease, PrivacyStatement, UnprotectedRelease, replayed_statement
-from securesgd.privacy.statement import finished_statement
 from securesgd.redistribution import Redistribution, from_gradients, prior, random, uniform
 from securesgd.report.redistribution_picture import redistribution_figure
 from securesgd.report.rows import write_json
+from securesgd.runtime.key_stream import KeyStream
 from securesgd.training import StepReport, train
 from securesgd.training.checkpoint import load_tensors, write_durably
 from securesgd.training.examples import Examples
@@ -116,7 +116,7 @@ def _trained(config: RunConfig, folder: Path, on_step: Callable[[StepReport, flo
         title = f"{config.dataset}: {config.way} r, noise at the {config.robustness.place.replace('-', ' ')}"
         redistribution_figure(r.r, r.shape, title, folder / "redistribution.png")
     score = accuracy(model, data.test_inputs, data.test_targets)
-    record = {"step": result.steps, "epsilon": _number(result.statement.epsilon), "test_accuracy": score}
+    record = {"step": result.steps, "epsilon": _number(result.statement.accounted_epsilon), "test_accuracy": score}
     write_durably(
         folder / "metrics.jsonl", (json.dumps(record | {"test_images": len(data.test_targets)}) + "\n").encode()
     )
@@ -175,8 +175,7 @@ def finished_run(folder: Path) -> TrainedRun:
         score = float(record["test_accuracy"])
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise DamagedFileError(f"{folder / 'metrics.jsonl'} is damaged: {error}") from None
-    seeded = config.training.noise_seed is not None
-    statement = finished_statement(replayed_statement(folder / "ledger.jsonl"), seeded=seeded)
+    statement = replayed_statement(folder / "ledger.jsonl")
     return TrainedRun(folder=folder, config=config, model=model, data=data, statement=statement, test_accuracy=score)
 
 
@@ -234,7 +233,7 @@ def _interlude(config: RunConfig) -> Interlude:
             label="redistribution vector r", reason="r was computed on the private data without noise, as published"
         )
 
-    def action(model: nn.Module, examples: Examples, generator: np.random.Generator) -> None:
+    def action(model: nn.Module, examples: Examples, stream: KeyStream) -> None:
         assert isinstance(model, NoisyNetwork)
         if config.way == "public":
             public = load(str(config.public_dataset))
@@ -247,7 +246,7 @@ def _interlude(config: RunConfig) -> Interlude:
             batches,
             way=config.way,
             noise_multiplier=settings.r_noise_multiplier if config.way == "private" else 0.0,
-            generator=generator,
+            stream=stream,
             direction=settings.direction,  # type: ignore[arg-type]
             beta=settings.beta,
             per=_per(config, model),  # type: ignore[arg-type]

@@ -63,7 +63,7 @@ def test_replay_gives_exactly_the_reported_statement(path, accountant):
 def test_running_epsilon_is_in_every_line(written):
     lines = [json.loads(line) for line in written.read_text().splitlines()]
     assert lines[0]["format"] == "securesgd-ledger"
-    assert lines[0]["adjacency"] == "add-or-remove-one"
+    assert lines[0]["adjacency"] == "zero-out"
     assert lines[0]["accountant_version"].startswith("dp-accounting ")
     for count, line in enumerate(lines[2:], start=1):
         assert line["epsilon"] == epsilon_spent([RELEASE, block(50 * count)], 1e-5, "rdp")
@@ -273,6 +273,10 @@ def test_a_torn_end_is_set_aside_and_overwritten_by_the_next_record(written):
     assert len(verified_chain(written.read_bytes(), written).bodies) == 7
 
 
+NOISE = {"clipping_norm": 1.0, "sensitivity": 1.0, "grid": 0.25, "bound": 1.5, "coordinates": 4, "seeded": False}
+NOISE |= {"generator": "AES-128-CTR"}
+
+
 def resealed(bodies):
     lines, digest = [], ""
     for index, body in enumerate(bodies):
@@ -284,7 +288,10 @@ def resealed(bodies):
 @pytest.mark.parametrize(
     ("index", "change", "shows"),
     [
-        (0, {"format_version": 2}, "line 1: format_version is 2"),
+        (0, {"format_version": 1}, "line 1: format_version is 1"),
+        (0, {"noise": 3}, "line 1: noise is 3"),
+        (0, {"noise": {"grid": 1.0}}, "line 1: missing or unknown keys"),
+        (0, {"noise": NOISE | {"bound": 0.5}}, "must not decrease"),
         (0, {"format": "other"}, "line 1: format is 'other'"),
         (0, {"surprise": 1}, "line 1: missing or unknown keys: surprise"),
         (0, {"delta": 0}, "line 1: delta is 0"),

@@ -23,11 +23,11 @@ def test_a_guaranteed_statement():
     assert statement.epsilon == statement.accounted_epsilon == epsilon_spent([RUN], 1e-5, "rdp")
     assert statement.guaranteed
     assert statement.reasons == statement.cautions == ()
-    assert statement.adjacency == "add-or-remove-one"
+    assert statement.adjacency == "zero-out"
     assert statement.accountant_version == f"dp-accounting {importlib.metadata.version('dp-accounting')}"
     shown = float(statement.in_words[1:].split(",")[0])
     assert statement.epsilon <= shown < statement.epsilon + 1e-4
-    for part in ("1e-05", "adding or removing one", "RDP", "dp-accounting"):
+    for part in ("1e-05", "replacing one training example by one that contributes nothing", "RDP", "dp-accounting"):
         assert part in statement.in_words
 
 

@@ -10,7 +10,12 @@ from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.redistribution import Redistribution, from_gradients, prior, random, uniform
 from securesgd.redistribution.gradient_scores import _clipped_scores
+from securesgd.runtime.key_stream import KeyStream
 from securesgd.theory import validated
+
+
+def stream(seed):
+    return KeyStream.from_generator(np.random.default_rng(seed))
 
 
 def model(seed=0):
@@ -76,7 +81,7 @@ def test_noise_of_a_private_release_has_the_stated_size(monkeypatch):
     for z, seeds in ((0.0, [0]), (3.0, range(60))):
         for seed in seeds:
             net.noisy.noise.generator.manual_seed(0)
-            from_gradients(net, batches, way="private", noise_multiplier=z, generator=np.random.default_rng(seed))
+            from_gradients(net, batches, way="private", noise_multiplier=z, stream=stream(seed))
     noise = np.array(sums[1:]) - sums[0]
     statistic, n = (noise**2).sum() / 3.0**2, noise.size
     assert chi2.ppf(1e-7, n) < statistic < chi2.ppf(1 - 1e-7, n)
@@ -90,7 +95,7 @@ def test_directions_are_opposite():
     for direction in ("vulnerable", "inverse"):
         net.noisy.noise.generator.manual_seed(0)
         shares[direction] = from_gradients(
-            net, [data()], way="public", noise_multiplier=0, generator=np.random.default_rng(0), direction=direction
+            net, [data()], way="public", noise_multiplier=0, stream=stream(0), direction=direction
         ).per_unit
     assert np.corrcoef(shares["vulnerable"], shares["inverse"])[0, 1] < -0.5
 

@@ -1,5 +1,6 @@
 """The DP-SGD loop: right noise, right division, everything paid, same bits after an interruption, clear refusals."""
 
+import copy
 import json
 import stat
 
@@ -18,9 +19,9 @@ from securesgd.privacy import (
     calibrated_noise_multiplier,
     replayed_statement,
 )
+from securesgd.runtime.randomness import Randomness
 from securesgd.training.interlude import Interlude
 from securesgd.training.loop import per_example_cross_entropy, train
-from securesgd.training.randomness import Randomness
 
 from .conftest import small_data, small_model, small_settings
 
@@ -60,12 +61,29 @@ def test_noise_alone_gives_the_predicted_variance(tmp_path, weights):
     assert not accepts(1.25 * predicted)
 
 
-def test_one_step_is_the_clipped_sum_over_the_expected_batch_size(tmp_path):
+@pytest.fixture
+def sampled(monkeypatch):
+    """The samples of the steps that were run, in order."""
+    samples, real = [], Randomness.poisson_sample
+
+    def spy(self, *arguments):
+        samples.append(real(self, *arguments))
+        return samples[-1]
+
+    monkeypatch.setattr(Randomness, "poisson_sample", spy)
+    return samples
+
+
+def test_one_step_is_the_clipped_sum_over_the_expected_batch_size(tmp_path, sampled):
     """Without noise, against a loop over examples. Dividing by the realised batch would be off: its size differs."""
     model, (inputs, targets), clip = small_model().eval(), small_data(), 0.05
     model[2].p = 0.0
     settings = small_settings(noise_multiplier=0.0, steps=1, max_grad_norm=clip, learning_rate=1.0)
-    sample = Randomness.from_seed(3).poisson_sample(0, 60, 12 / 60)
+    before, initial = [p.detach().clone() for p in model.parameters()], copy.deepcopy(model.state_dict())
+    train(model, (inputs, targets), settings, tmp_path / "run")
+    after = [p.detach().clone() for p in model.parameters()]
+    model.load_state_dict(initial)
+    (sample,) = sampled
     assert len(sample) not in (0, 12)
     expected = [torch.zeros_like(p) for p in model.parameters()]
     for i in sample:
@@ -75,10 +93,8 @@ def test_one_step_is_the_clipped_sum_over_the_expected_batch_size(tmp_path):
         assert norm > clip
         for total, part in zip(expected, gradient, strict=True):
             total += part * min(1.0, clip / norm.item())
-    before = [p.detach().clone() for p in model.parameters()]
-    train(model, (inputs, targets), settings, tmp_path / "run")
-    for start, parameter, total in zip(before, model.parameters(), expected, strict=True):
-        assert torch.allclose(start - parameter, total / 12, atol=1e-6)
+    for start, end, total in zip(before, after, expected, strict=True):
+        assert torch.allclose(start - end, total / 12, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +138,7 @@ def test_every_step_is_on_disk_before_its_weights_exist(tmp_path):
 
 
 def test_the_noise_multiplier_is_calibrated_to_the_target(tmp_path):
-    settings = small_settings(noise_multiplier=None, epsilon=2.0, accountant="pld")
+    settings = small_settings(noise_multiplier=None, epsilon=2.0, accountant="pld", noise_seed=None)
     result = train(small_model(), small_data(), settings, tmp_path / "run")
     assert result.noise_multiplier == calibrated_noise_multiplier(2.0, 1e-5, 12 / 60, 20)
     assert 2.0 - 1e-3 <= result.statement.epsilon <= 2.0
@@ -142,8 +158,11 @@ def test_secret_is_private_while_it_exists_and_gone_at_the_end(tmp_path):
     first = train(small_model(), small_data(), settings, tmp_path / "run", resume=True)
     assert first.steps == 20
     seeded = train(small_model(), small_data(), small_settings(), tmp_path / "seeded")
-    assert "fixed seed" in seeded.statement.cautions[0]
-    assert "fixed seed" in seeded.statement.in_words
+    assert not seeded.statement.guaranteed
+    assert seeded.statement.epsilon == float("inf")
+    assert "not guaranteed: the noise has a fixed seed" in seeded.statement.in_words
+    assert result.statement.guaranteed
+    assert seeded.statement.accounted_epsilon == result.statement.epsilon
 
 
 def test_two_secret_runs_differ(tmp_path, weights):
@@ -280,8 +299,8 @@ def test_global_random_state_is_left_alone(tmp_path):
 
 
 def looking_interlude(step, event, seen):
-    def action(model, examples, generator):
-        seen.append(float(generator.standard_normal()))
+    def action(model, examples, stream):
+        seen.append(float(stream.words(1)[0]) * 2.0**-64)
         with torch.no_grad():
             model[0].bias.add_(seen[-1])
 
@@ -308,7 +327,7 @@ def test_an_interlude_is_paid_once_and_repeats_after_a_crash(tmp_path, weights):
 
 def test_calibration_leaves_room_for_the_interlude(tmp_path):
     event = GaussianRelease(noise_multiplier=5.0, label="r")
-    settings = small_settings(noise_multiplier=None, epsilon=2.0, accountant="pld")
+    settings = small_settings(noise_multiplier=None, epsilon=2.0, accountant="pld", noise_seed=None)
     result = train(small_model(), small_data(), settings, tmp_path / "run", interlude=looking_interlude(3, event, []))
     assert result.noise_multiplier > calibrated_noise_multiplier(2.0, 1e-5, 12 / 60, 20)
     assert 2.0 - 1e-3 <= result.statement.epsilon <= 2.0
@@ -324,17 +343,18 @@ def test_an_unprotected_interlude_voids_the_guarantee(tmp_path):
     assert "as published" in statement.in_words
 
 
-def test_training_without_privacy_says_so_and_is_plain_sgd(tmp_path):
+def test_training_without_privacy_says_so_and_is_plain_sgd(tmp_path, sampled):
     """One step against torch's own gradient of the sampled sum; the statement must not claim anything."""
     model, (inputs, targets) = small_model(), small_data()
     model[2].p = 0.0
     settings = small_settings(private=False, noise_multiplier=None, steps=1, learning_rate=1.0, copies=2, micro_batch=5)
-    sample = Randomness.from_seed(3).poisson_sample(0, 60, 12 / 60)
-    loss = per_example_cross_entropy(model(inputs[sample]), targets[sample]).sum()
-    expected = [
-        p - g / 12 for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True)
-    ]
+    twin = copy.deepcopy(model)
     result = train(model, (inputs, targets), settings, tmp_path / "run")
+    (sample,) = sampled
+    loss = per_example_cross_entropy(twin(inputs[sample]), targets[sample]).sum()
+    expected = [
+        p - g / 12 for p, g in zip(twin.parameters(), torch.autograd.grad(loss, list(twin.parameters())), strict=True)
+    ]
     for parameter, value in zip(model.parameters(), expected, strict=True):
         assert torch.allclose(parameter, value, atol=1e-6)
     assert not result.statement.guaranteed
@@ -391,7 +411,7 @@ def test_a_finished_run_with_a_shortened_ledger_is_refused(tmp_path):
 
 
 def test_an_interlude_that_draws_from_torch_repeats_too(tmp_path, weights):
-    def action(model, examples, generator):
+    def action(model, examples, stream):
         with torch.no_grad():
             model[0].bias.add_(torch.randn(8))
 

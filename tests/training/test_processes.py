@@ -32,9 +32,9 @@ model = small_model(seed=dist.get_rank())  # rank 1 starts elsewhere: the weight
 model[2].p = 0.0
 inputs, targets = small_data()
 factor = float("nan") if poison and dist.get_rank() else 1.0
-loss = lambda o, t: torch.nn.functional.cross_entropy(o, t, reduction="none") * factor
+losses = {"loss": lambda o, t: torch.nn.functional.cross_entropy(o, t, reduction="none") * factor} if poison else {}
 try:
-    train(model, (inputs, targets), small_settings(**changes), folder, loss=loss, resume=resume)
+    train(model, (inputs, targets), small_settings(**changes), folder, **losses, resume=resume)
     print(json.dumps([p.detach().flatten().tolist() for p in model.parameters()]))
 except SecureSGDError as error:
     print("refused:", error)

@@ -20,7 +20,7 @@ def test_schedules():
 def test_every_setting_that_changes_a_released_number_changes_the_fingerprint():
     changes = {
         "private": False, "delta": 1e-6, "epsilon": 3.0, "noise_multiplier": 2.0, "batch_size": 13, "steps": 21,
-        "max_grad_norm": 2.0,
+        "max_grad_norm": 2.0, "sampling_rate": 0.1, "population": 100,
         "accountant": "pld", "noise_seed": 4, "learning_rate": 0.1, "optimizer": "adam", "momentum": 0.5,
         "schedule": "cosine", "warmup_steps": 1, "ema_decay": 0.5, "copies": 2, "micro_batch": 5,
     }  # fmt: skip
@@ -53,6 +53,9 @@ def test_every_setting_that_changes_a_released_number_changes_the_fingerprint():
         ({"schedule": "cosin"}, "did you mean 'cosine'"),
         ({"accountant": "pdl"}, "pld"),
         ({"copies": 0}, "copies is 0"),
+        ({"sampling_rate": 1.5}, "sampling_rate is 1.5"),
+        ({"population": 11}, "population is 11"),
+        ({"population": 100, "sampling_rate": 0.1}, "not both"),
     ],
 )
 def test_bad_settings_are_one_clear_line(changes, message):

@@ -18,6 +18,7 @@ from securesgd.adlm.network import AdlmNetwork
 from securesgd.adlm.relevance import propagated_relevance
 from securesgd.adlm.settings import AdlmSettings
 from securesgd.privacy import UnprotectedRelease
+from securesgd.runtime.key_stream import KeyStream
 from securesgd.training.examples import Examples
 from securesgd.training.interlude import Interlude
 from securesgd.training.settings import TrainingSettings
@@ -44,8 +45,9 @@ def adlm_choices(model: AdlmNetwork, training: TrainingSettings) -> dict[str, An
 def _preparation(settings: AdlmSettings, batch_size: int) -> Interlude:
     """Return the interlude before step 0 that gives an `AdlmNetwork` its noise; its event voids the guarantee."""
 
-    def action(model: nn.Module, examples: Examples, generator: np.random.Generator) -> None:
+    def action(model: nn.Module, examples: Examples, stream: KeyStream) -> None:
         assert isinstance(model, AdlmNetwork)
+        generator = stream.generator()
         mean = mean_relevance(pretrained(model, examples, generator), model, examples, generator)
         scale = relevance_scale(mean.size, settings.relevance_epsilon, len(examples))
         relevance = normalised_relevance(mean, settings.relevance_power, settings.relevance_offset)

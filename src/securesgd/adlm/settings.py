@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from securesgd.errors import InvalidInputError
-from securesgd.privacy.checked import count_checked, epsilon_checked, types_checked
+from securesgd.privacy.checked import count_checked, positive_checked, types_checked
 
 _SHARES = ("relevance_share", "input_share", "loss_share")
 
@@ -35,7 +35,7 @@ class AdlmSettings:
     def __post_init__(self) -> None:
         types_checked(self)
         for name in ("epsilon", "relevance_power", *_SHARES):
-            epsilon_checked(name, getattr(self, name))
+            positive_checked(name, getattr(self, name))
         if not math.isclose(total := sum(getattr(self, name) for name in _SHARES), 1.0, abs_tol=1e-9):
             raise InvalidInputError(f"{', '.join(_SHARES)} add up to {total:g}; valid: shares of epsilon, together 1")
         for name in ("hidden", "relevance_examples", "pretrain_steps"):

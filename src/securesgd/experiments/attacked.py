@@ -88,7 +88,7 @@ def _row(cell: dict[str, Any], run: "TrainedRun", entry: dict[str, Any]) -> dict
         "norm": settings["norm"],
         "budget": settings["budget"],
         **{name: settings[name] for name in ("steps", "eot", "restarts") if name not in cell},
-        "guaranteed": int(run.statement.guaranteed),
+        "guaranteed": int(run.statement.guaranteed_but_for_seed),
         "test_accuracy": run.test_accuracy,
         **_columns("clean", summary["clean_accuracy"]),
         **_columns("attacked", summary["accuracy"]),

@@ -66,7 +66,7 @@ def measure(cell: dict[str, Any], work: Path) -> list[dict[str, Any]]:
     return [
         {
             **cell,
-            "epsilon_spent": run.statement.epsilon,
+            "epsilon_spent": run.statement.accounted_epsilon,
             "delta": run.statement.delta,
             "sensitivity_upper": found.sensitivity.upper,
             "sensitivity_lower": found.sensitivity.lower,

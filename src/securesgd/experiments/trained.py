@@ -38,7 +38,7 @@ def accuracy_row(cell: dict[str, Any], folder: Path, settings: dict[str, Any]) -
     run = trained(cell["dataset"], cell["method"], folder, settings, cell["seed"])
     return {
         **cell,
-        "epsilon_spent": run.statement.epsilon,
+        "epsilon_spent": run.statement.accounted_epsilon,
         "delta": run.statement.delta,
         "steps": run.config.training.steps,
         "batch_size": run.config.training.batch_size,

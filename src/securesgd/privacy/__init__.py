@@ -1,6 +1,6 @@
 """What was released and what it costs: events, accounting, calibration of noise, and the ledger on disk."""
 
-from securesgd.privacy.accounting import ACCOUNTANTS, ADJACENCY, accountant_version, epsilon_spent
+from securesgd.privacy.accounting import ACCOUNTANTS, ADJACENCIES, accountant_version, epsilon_spent
 from securesgd.privacy.calibration import affordable_steps, calibrated_noise_multiplier
 from securesgd.privacy.events import (
     GaussianRelease,
@@ -12,13 +12,14 @@ from securesgd.privacy.events import (
     event_json,
 )
 from securesgd.privacy.ledger import Ledger, Reservation, replayed_statement
-from securesgd.privacy.statement import PrivacyStatement, privacy_statement
+from securesgd.privacy.statement import NoiseScheme, PrivacyStatement, privacy_statement
 
 __all__ = [
     "ACCOUNTANTS",
-    "ADJACENCY",
+    "ADJACENCIES",
     "GaussianRelease",
     "Ledger",
+    "NoiseScheme",
     "PrivacyEvent",
     "PrivacyStatement",
     "Reservation",

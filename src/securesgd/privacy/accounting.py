@@ -1,12 +1,12 @@
 """What the released events cost together: epsilon at a given delta, by PLD (default) or RDP."""
 
-__all__ = ["ACCOUNTANTS", "ADJACENCY", "Accountant", "accountant_version", "epsilon_spent"]
+__all__ = ["ACCOUNTANTS", "ADJACENCIES", "Accountant", "Adjacency", "accountant_version", "epsilon_spent"]
 
 import importlib.metadata
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.privacy.checked import delta_checked
@@ -15,7 +15,10 @@ from securesgd.privacy.events import PrivacyEvent
 from securesgd.privacy.loss_distribution import pld_epsilon
 from securesgd.privacy.renyi import rdp_epsilon
 
-ADJACENCY = "add-or-remove-one"
+Adjacency = Literal["zero-out", "add-or-remove-one"]
+ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
+"""zero-out: one example is replaced by one that contributes nothing, the number of examples is public.
+add-or-remove-one: the number itself differs; the sampling rate must then not depend on it. Same epsilon either way."""
 Accountant = Literal["pld", "rdp"]
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
 
@@ -24,9 +27,9 @@ def epsilon_spent(events: Iterable[PrivacyEvent], delta: float, accountant: str 
     """Return the epsilon that all events together cost at `delta`.
 
     Guarantee: publishing all the events' results is (epsilon, delta)-differentially private when one example
-    is added or removed. The figure errs upwards (see `loss_distribution` and `renyi`), is never negative or
-    NaN, does not depend on the order of the events or on how steps are split into blocks, and is inf if an
-    event has no noise or no guarantee. No events cost 0.
+    is added or removed (each event's sampling rate being fixed), or zeroed out. The figure errs upwards (see
+    `loss_distribution` and `renyi`), is never negative or NaN, does not depend on the order of the events or on how
+    steps are split into blocks, and is inf if an event has no noise or no guarantee. No events cost 0.
     Assumes: each event's own premises; results are cached, so asking again at every logging step is free.
     Raises: InvalidInputError for an invalid event, delta or accountant.
     """

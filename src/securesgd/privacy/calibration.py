@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from securesgd.errors import InvalidInputError, PrivacyError
 from securesgd.privacy.accounting import Accountant, accountant_checked, epsilon_of, epsilon_spent
-from securesgd.privacy.checked import count_checked, delta_checked, epsilon_checked, sampling_rate_checked
+from securesgd.privacy.checked import count_checked, delta_checked, positive_checked, sampling_rate_checked
 from securesgd.privacy.composition import composed
 from securesgd.privacy.events import PrivacyEvent, SampledGaussianSteps
 from securesgd.privacy.loss_distribution import pld_epsilon
@@ -37,7 +37,7 @@ def calibrated_noise_multiplier(
     Raises: InvalidInputError for invalid values or epsilon > 1000; PrivacyError if no noise multiplier up to
     1e6 is enough, for instance because the extra events alone cost more.
     """
-    target = epsilon_checked("epsilon", epsilon)
+    target = positive_checked("epsilon", epsilon)
     if target > LARGEST_EPSILON:
         raise InvalidInputError(f"epsilon is {epsilon!r}; valid: 0 < epsilon <= {LARGEST_EPSILON:g}")
     delta, name = delta_checked(delta), accountant_checked(accountant)
@@ -96,7 +96,7 @@ def affordable_steps(
     (unless the result is `at_most`). 0 if not even one step is affordable.
     Raises: InvalidInputError for invalid values.
     """
-    target = epsilon_checked("epsilon", epsilon)
+    target = positive_checked("epsilon", epsilon)
     delta, name = delta_checked(delta), accountant_checked(accountant)
     most, past = count_checked("at_most", at_most, at_least=0), tuple(spent)
     one = SampledGaussianSteps(sampling_rate=sampling_rate, noise_multiplier=noise_multiplier, steps=1)

@@ -3,8 +3,8 @@
 __all__ = [
     "count_checked",
     "delta_checked",
-    "epsilon_checked",
     "noise_multiplier_checked",
+    "positive_checked",
     "sampling_rate_checked",
     "text_checked",
     "types_checked",
@@ -37,8 +37,8 @@ def delta_checked(value: Any) -> float:
     return _real_checked("delta", value, "a probability with 0 < delta < 1", lambda x: 0 < x < 1)
 
 
-def epsilon_checked(name: str, value: Any) -> float:
-    """Return a target epsilon as a float. Raises: InvalidInputError unless 0 < value < infinity."""
+def positive_checked(name: str, value: Any) -> float:
+    """Return a positive number as a float. Raises: InvalidInputError unless 0 < value < infinity."""
     return _real_checked(name, value, "a finite number > 0", lambda x: x > 0)
 
 

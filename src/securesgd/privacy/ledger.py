@@ -27,7 +27,7 @@ from typing import Self
 
 import securesgd
 from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError
-from securesgd.privacy.accounting import accountant_version, epsilon_spent
+from securesgd.privacy.accounting import Adjacency, accountant_version, epsilon_spent
 from securesgd.privacy.calibration import affordable_steps
 from securesgd.privacy.checked import count_checked, text_checked
 from securesgd.privacy.durable_file import DurableFile
@@ -35,7 +35,7 @@ from securesgd.privacy.events import PrivacyEvent, SampledGaussianSteps, event_j
 from securesgd.privacy.ledger_record import Block, Header, Record, ledger_lines
 from securesgd.privacy.line_chain import Chain, sealed, verified_chain
 from securesgd.privacy.paid_steps import PaidSteps
-from securesgd.privacy.statement import PrivacyStatement, privacy_statement
+from securesgd.privacy.statement import NoiseScheme, PrivacyStatement, privacy_statement
 
 SAME_EPSILON = 1e-6  # relative; other processors round the FFT differently
 
@@ -78,10 +78,13 @@ class Ledger:
         target_epsilon: float | None = None,
         accountant: str = "pld",
         dataset_size: int | None = None,
+        adjacency: Adjacency = "zero-out",
+        noise: NoiseScheme | None = None,
     ) -> Self:
         """Return a new, empty ledger.
 
-        Assumes: `dataset_size`, if given, is public; it is written to the file.
+        Assumes: `dataset_size`, if given, is public; it is written to the file. `noise` is how the noise of its steps
+        is made, if they are made here.
         Raises: InvalidInputError for invalid values, or if the path exists.
         """
         header = Header(
@@ -91,6 +94,8 @@ class Ledger:
             accountant_version=accountant_version(),
             dataset_size=dataset_size,
             securesgd_version=securesgd.__version__,
+            adjacency=adjacency,
+            noise=noise,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
         line, digest = sealed(0, header.body(), "")
@@ -281,7 +286,14 @@ def _read(content: bytes, path: Path) -> tuple[Chain, Header, Sequence[Record]]:
 
 
 def _statement(header: Header, events: Sequence[PrivacyEvent]) -> PrivacyStatement:
-    return privacy_statement(events, header.delta, header.accountant, header.dataset_size)
+    return privacy_statement(
+        events,
+        header.delta,
+        header.accountant,
+        header.dataset_size,
+        adjacency=header.adjacency,
+        noise=header.noise,
+    )
 
 
 def _block(steps: object, first_step: int, stream: str) -> Block:

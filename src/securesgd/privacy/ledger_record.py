@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from securesgd.errors import DamagedFileError, InvalidInputError
-from securesgd.privacy.accounting import ADJACENCY, accountant_checked
-from securesgd.privacy.checked import count_checked, delta_checked, epsilon_checked, text_checked
+from securesgd.privacy.accounting import ADJACENCIES, Adjacency, accountant_checked
+from securesgd.privacy.checked import count_checked, delta_checked, positive_checked, text_checked
 from securesgd.privacy.events import PrivacyEvent, SampledGaussianSteps, event_from_json, event_json
 from securesgd.privacy.line_chain import Chain
+from securesgd.privacy.statement import NoiseScheme
 
 FORMAT = "securesgd-ledger"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: noise that is not safe in floating point, adjacency not told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,8 @@ class Header:
     dataset_size: int | None
     securesgd_version: str
     created: str
-    adjacency: str = ADJACENCY
+    adjacency: Adjacency
+    noise: NoiseScheme | None
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -37,13 +39,13 @@ class Header:
             "accountant": accountant_checked(self.accountant),
         }
         if self.target_epsilon is not None:
-            checked["target_epsilon"] = epsilon_checked("target_epsilon", self.target_epsilon)
+            checked["target_epsilon"] = positive_checked("target_epsilon", self.target_epsilon)
         if self.dataset_size is not None:
             checked["dataset_size"] = count_checked("dataset_size", self.dataset_size, at_least=1)
         for name in ("accountant_version", "securesgd_version", "created"):
             checked[name] = text_checked(name, getattr(self, name))
-        if self.adjacency != ADJACENCY:
-            raise InvalidInputError(f"adjacency is {self.adjacency!r}; valid: {ADJACENCY}")
+        if self.adjacency not in ADJACENCIES:
+            raise InvalidInputError(f"adjacency is {self.adjacency!r}; valid: {', '.join(ADJACENCIES)}")
         for name, value in checked.items():
             object.__setattr__(self, name, value)  # numpy numbers become plain ones
 
@@ -61,6 +63,11 @@ class Header:
             raise InvalidInputError(f"format_version is {version!r}; this release of securesgd reads {FORMAT_VERSION}")
         given = {key: value for key, value in body.items() if key not in ("format", "format_version")}
         _same_keys(given, {field.name for field in fields(cls)})
+        if given["noise"] is not None:
+            if not isinstance(given["noise"], dict):
+                raise InvalidInputError(f"noise is {given['noise']!r}; valid: an object or null")
+            _same_keys(given["noise"], {field.name for field in fields(NoiseScheme)})
+            given["noise"] = NoiseScheme(**given["noise"])
         return cls(**given)
 
 

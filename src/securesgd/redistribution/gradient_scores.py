@@ -17,6 +17,8 @@ from torch import Tensor
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.redistribution.record import Redistribution
+from securesgd.runtime.grid_release import GridRelease
+from securesgd.runtime.key_stream import KeyStream
 from securesgd.theory import from_scores
 from securesgd.theory.redistribution import Direction
 
@@ -30,7 +32,7 @@ def from_gradients(
     *,
     way: str,
     noise_multiplier: float,
-    generator: np.random.Generator,
+    stream: KeyStream,
     direction: Direction = "vulnerable",
     beta: float = 1.0,
     per: Per = "unit",
@@ -49,7 +51,9 @@ def from_gradients(
     for inputs, targets in batches:
         total += _clipped_scores(model, inputs, targets, beta, per).sum(dim=0).double().cpu().numpy()
         count += len(inputs)
-    total += noise_multiplier * SCORE_NORM * generator.standard_normal(units)
+    if noise_multiplier:
+        release = GridRelease(sensitivity=SCORE_NORM, noise_multiplier=noise_multiplier, size=units)
+        total = release.release([torch.from_numpy(total)], stream)[0].numpy()
     scores = np.maximum(total, 0)  # beta is in the scores already
     r = from_scores(scores, beta=1.0, direction=direction, floor=floor)
     details = {"direction": direction, "beta": beta, "floor": floor, "noise_multiplier": noise_multiplier}

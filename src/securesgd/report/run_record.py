@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
 from securesgd.methods import METHODS
 from securesgd.privacy import replayed_statement
-from securesgd.privacy.statement import PrivacyStatement, finished_statement
+from securesgd.privacy.statement import PrivacyStatement
 from securesgd.report.certified import certified_summary
 from securesgd.report.rows import read_rows
 
@@ -32,7 +32,7 @@ class RunRecord:
     config_text: str = ""
     model: dict[str, Any] | None = None
     released: dict[str, Any] | None = None
-    """What the file of the weights says about their training: the last line of its ledger, whether noise was seeded."""
+    """What the file of the weights says about their training: the last line of its ledger."""
     ledger: list[dict[str, Any]] = field(default_factory=list)
     replayed: PrivacyStatement | None = None
     """The statement as the ledger gives it now, recomputed."""
@@ -122,7 +122,7 @@ def _weights(record: RunRecord, path: Path) -> None:
     with safetensors.safe_open(path, framework="np") as file:
         released = _object((file.metadata() or {})["record"])
     index, digest = released["ledger"]
-    record.released = {"ledger": (int(index), str(digest)), "seeded": bool(released.get("seeded"))}
+    record.released = {"ledger": (int(index), str(digest))}
 
 
 def _ledger(record: RunRecord, path: Path) -> None:
@@ -134,8 +134,7 @@ def _ledger(record: RunRecord, path: Path) -> None:
         lines.pop()
         record.missing.append("ledger.jsonl ends in the middle of a line: the run was interrupted there")
     record.ledger = [_object(line) for line in lines]
-    seeded = record.released is not None and record.released["seeded"]
-    record.replayed = finished_statement(replayed, seeded=seeded)
+    record.replayed = replayed
 
 
 def _metrics(record: RunRecord, path: Path) -> None:

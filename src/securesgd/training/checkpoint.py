@@ -3,7 +3,7 @@
 A checkpoint is a safetensors file whose header carries a JSON record and the SHA-256 of record and tensors.
 """
 
-__all__ = ["Checkpoint", "load_tensors", "save_tensors"]
+__all__ = ["Checkpoint", "load_tensors", "save_tensors", "tensors_digest"]
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ def save_tensors(path: Path, checkpoint: Checkpoint) -> None:
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(checkpoint.tensors.items())}
     record = json.dumps(checkpoint.record, sort_keys=True)
-    content = save(tensors, {"record": record, "sha256": _digest(tensors, record)})
+    content = save(tensors, {"record": record, "sha256": tensors_digest(tensors, record)})
     write_durably(path, content)
 
 
@@ -50,7 +50,7 @@ def load_tensors(path: Path) -> Checkpoint:
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise DamagedFileError(f"{path} is not a whole safetensors file ({error}); it was left untouched") from None
     record = metadata.get("record", "")
-    if metadata.get("sha256") != _digest(tensors, record):
+    if metadata.get("sha256") != tensors_digest(tensors, record):
         raise DamagedFileError(f"{path} does not match its own checksum; it was left untouched")
     return Checkpoint(tensors, json.loads(record))
 
@@ -71,7 +71,8 @@ def write_durably(path: Path, content: bytes, mode: int = 0o644) -> None:
         os.close(folder)
 
 
-def _digest(tensors: dict[str, Tensor], record: str) -> str:
+def tensors_digest(tensors: dict[str, Tensor], record: str = "") -> str:
+    """Return a digest of named tensors and a record."""
     digest = hashlib.sha256(record.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())

@@ -5,10 +5,10 @@ __all__ = ["Interlude"]
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 from torch import nn
 
 from securesgd.privacy import GaussianRelease, PrivacyEvent, UnprotectedRelease
+from securesgd.runtime.key_stream import KeyStream
 from securesgd.training.examples import Examples
 
 
@@ -17,12 +17,12 @@ class Interlude:
     """`action` runs before step `step`, after `event` has been written to the ledger (None: it reads no private data).
 
     Assumes: the action looks at the examples only through what `event` describes, with all its noise drawn from the
-    generator it is given; then running it again after a crash is the same release.
+    stream it is given; then running it again after a crash is the same release.
     """
 
     step: int
     event: GaussianRelease | UnprotectedRelease | None
-    action: Callable[[nn.Module, Examples, np.random.Generator], None]
+    action: Callable[[nn.Module, Examples, KeyStream], None]
 
     @property
     def cost(self) -> tuple[PrivacyEvent, ...]:

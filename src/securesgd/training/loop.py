@@ -10,14 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
-from securesgd.errors import InvalidInputError
 from securesgd.privacy import Ledger, PrivacyStatement
-from securesgd.privacy.statement import finished_statement
+from securesgd.runtime.grid_release import GridRelease
+from securesgd.runtime.randomness import Randomness
 from securesgd.training.checkpoint import Checkpoint, load_tensors
 from securesgd.training.clipping import ClippingEngine, Loss
 from securesgd.training.examples import Examples, data_digest, examples_of
@@ -26,7 +27,6 @@ from securesgd.training.paid_run import PaidRun
 from securesgd.training.plain import plain_sum
 from securesgd.training.processes import Processes
 from securesgd.training.question import Question
-from securesgd.training.randomness import Randomness
 from securesgd.training.run_folder import RunFolder
 from securesgd.training.settings import TrainingSettings
 from securesgd.training.state import TrainingState
@@ -78,12 +78,13 @@ def train(
     """Train `model` in place by DP-SGD and return the run's result with its privacy statement.
 
     Guarantee: the weights in `folder` and in `model`, at every moment of the run and after a crash, are covered by the
-    (epsilon, delta) of `folder/ledger.jsonl`, for adding or removing one example of `data`. With the same `noise_seed`
-    and number of threads, a run that was interrupted and resumed ends with the same bits as one that was not.
+    (epsilon, delta) of `folder/ledger.jsonl` for the adjacency it names, in floating point as in exact arithmetic
+    (docs/noise.md has the proof and its assumptions). A run that was interrupted and resumed on as many threads ends
+    with the same bits as one that was not. A run with a `noise_seed` guarantees nothing, and its statement says so.
     Assumes: `loss` gives one loss per example and looks at no other; the initial weights do not depend on `data`; the
-    number of examples is public (it sets the sampling rate); what `on_step` shows is not published. A run is resumed
-    with the same code of model, loss and `project` (their names and shapes are checked, not what they compute), on as
-    many threads.
+    number of examples is public unless the settings give a sampling rate or population; what `on_step` shows is not
+    published. A run is resumed with the same code of model, loss and `project` (their names and shapes are checked, not
+    what they compute), on as many threads.
     Raises: PrivacyError if the steps do not fit the target; InvalidInputError for bad settings, data or a folder in
     use; DamagedFileError for a broken run folder. Nothing existing is overwritten.
 
@@ -94,10 +95,7 @@ def train(
     """
     started = time.perf_counter()
     processes, files, examples = Processes(), RunFolder(folder), examples_of(data)
-    if settings.batch_size > len(examples):
-        raise InvalidInputError(
-            f"batch_size is {settings.batch_size} but there are {len(examples)} examples; valid: 1 to {len(examples)}"
-        )
+    settings.rate(len(examples))  # refuses a batch larger than the data before anything is written
     engine, state = ClippingEngine(model, settings.max_grad_norm), TrainingState(model, settings)
     resuming, finished = processes.on_first(lambda: (files.claim(resume), files.finished))
     if finished:
@@ -107,7 +105,7 @@ def train(
     def open_run() -> tuple[Randomness, Checkpoint]:
         nonlocal run
         opened = PaidRun.resume if resuming else PaidRun.start
-        question = Question(settings, model, loss, len(examples), processes.count, interlude)
+        question = Question(settings, model, loss, len(examples), processes.count, interlude, engine.sensitivity)
         run = opened(files, question, state.tensors(), data_digest(examples))
         return run.randomness, run.begin
 
@@ -185,20 +183,29 @@ class _Step:
         total_loss = sums.losses.sum(dtype=torch.float64).reshape(1)
         processes.add_up([*sums.gradients.values()])
         processes.add_up([total_loss])
-        gradients = list(sums.gradients.values())
-        self.randomness.add_noise(gradients, self.record["noise_multiplier"] * settings.max_grad_norm, step)
-        torch._foreach_div_(gradients, settings.batch_size)
+        released = self._release([*sums.gradients.values()], step)
         mean_loss = total_loss.item() / len(sample) if len(sample) else float("nan")
-        return sums.gradients, len(sample), mean_loss
+        return dict(zip(sums.gradients, released, strict=True)), len(sample), mean_loss
+
+    def _release(self, sums: list[Tensor], step: int) -> list[Tensor]:
+        """Return the sums with the noise of the step, divided by the expected batch size."""
+        if not self.record["noise_multiplier"]:  # no protection, which the ledger says
+            return [total.div_(self.settings.batch_size) for total in sums]
+        release = GridRelease(
+            sensitivity=self.engine.sensitivity,
+            noise_multiplier=self.record["noise_multiplier"],
+            size=sum(total.numel() for total in sums),
+        )
+        return release.release(sums, self.randomness.stream("noise", step), divisor=self.settings.batch_size)
 
 
 def _run_interlude(
     interlude: Interlude, model: nn.Module, examples: Examples, randomness: Randomness, processes: Processes
 ) -> None:
     """Run the action with all its randomness, torch's too, from the run's key: the same at every try and every rank."""
-    generator = randomness.generator("interlude", interlude.step)
-    torch.manual_seed(int(generator.integers(2**63)))
-    processes.together(lambda: interlude.action(model, examples, generator))
+    stream = randomness.stream("one-off release", interlude.step)
+    torch.manual_seed(int(stream.words(1)[0] >> np.uint64(1)))
+    processes.together(lambda: interlude.action(model, examples, stream))
     processes.copy_from_first(model.state_dict().values())
 
 
@@ -224,6 +231,6 @@ def _loaded(state: TrainingState, processes: Processes, files: RunFolder, starte
         folder=files.path,
         steps=steps,
         noise_multiplier=float(weights.record["noise_multiplier"]),
-        statement=finished_statement(statement, seeded=bool(weights.record["seeded"])),
+        statement=statement,
         seconds=time.perf_counter() - started,
     )

@@ -8,6 +8,7 @@ import securesgd
 from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError
 from securesgd.privacy import (
     Ledger,
+    NoiseScheme,
     PrivacyEvent,
     PrivacyStatement,
     SampledGaussianSteps,
@@ -15,11 +16,11 @@ from securesgd.privacy import (
     affordable_steps,
     calibrated_noise_multiplier,
 )
-from securesgd.privacy.statement import finished_statement
-from securesgd.training.checkpoint import Checkpoint
+from securesgd.runtime.grid_release import GridRelease
+from securesgd.runtime.randomness import Randomness
+from securesgd.training.checkpoint import Checkpoint, tensors_digest
 from securesgd.training.interlude import Interlude
 from securesgd.training.question import Question
-from securesgd.training.randomness import Randomness
 from securesgd.training.run_folder import RunFolder
 from securesgd.training.settings import TrainingSettings
 
@@ -43,22 +44,24 @@ class PaidRun:
         self.record = begin.record
         self.noise_multiplier = float(begin.record["noise_multiplier"])
         self.rate = float(begin.record["sampling_rate"])
-        self.stream = randomness.stream(begin.record["question"])
+        self.stream = randomness.name(begin.record["question"])
 
     @classmethod
     def start(cls, files: RunFolder, question: Question, tensors: dict[str, Tensor], data_digest: str) -> "PaidRun":
         """Return a new run: calibrated noise, secret key and step-0 checkpoint on disk, an empty ledger."""
         settings, interlude, examples = question.settings, question.interlude, question.examples
-        rate = settings.batch_size / examples
+        rate = settings.rate(examples)
         noise = _noise_multiplier(settings, rate, interlude)
-        seed = settings.noise_seed
-        randomness = Randomness.secret() if seed is None else Randomness.from_seed(seed)
+        asked, seed = question.digest(noise), settings.noise_seed
+        # Two seeded runs share their noise only if they are the same run: same question, data and first weights.
+        everything = f"{question.digest(noise, by_process=False)} {data_digest} {tensors_digest(tensors)}"
+        randomness = Randomness.secret() if seed is None else Randomness.from_seed(seed, everything)
         record = {
             "version": securesgd.__version__,
             "step": 0,
             "noise_multiplier": noise,
             "sampling_rate": rate,
-            "question": question.digest(noise),
+            "question": asked,
         }
         begin = Checkpoint(tensors, record)
         if files.ledger.exists():
@@ -71,7 +74,10 @@ class PaidRun:
             delta=settings.delta,
             target_epsilon=None if unprotected else settings.epsilon,
             accountant=settings.accountant,
-            dataset_size=examples,
+            # A number of examples that is not public does not go into a public file.
+            dataset_size=examples if settings.adjacency == "zero-out" else settings.population,
+            adjacency=settings.adjacency,
+            noise=_noise_scheme(question, noise) if noise else None,
         )
         files.save(begin)
         return cls(files, settings, ledger, randomness, begin, interlude)
@@ -126,12 +132,11 @@ class PaidRun:
     def finish(self, weights: dict[str, Tensor]) -> PrivacyStatement:
         """Write the trained weights, remove secret and checkpoint, and return the privacy statement."""
         self._require_paid(self.settings.steps - 1)
-        statement = finished_statement(self.ledger.statement(), seeded=self.settings.noise_seed is not None)
+        statement = self.ledger.statement()
         record = {
             "version": securesgd.__version__,
             "steps": self.settings.steps,
             "noise_multiplier": self.noise_multiplier,
-            "seeded": self.settings.noise_seed is not None,
             "ledger": list(self.ledger.head),
         }
         self.files.finish(Checkpoint(weights, record))
@@ -147,6 +152,21 @@ class PaidRun:
 
     def _steps(self, count: int) -> SampledGaussianSteps:
         return SampledGaussianSteps(sampling_rate=self.rate, noise_multiplier=self.noise_multiplier, steps=count)
+
+
+def _noise_scheme(question: Question, noise_multiplier: float) -> NoiseScheme:
+    """Return the terms of the noise, for the ledger."""
+    settings = question.settings
+    size = sum(p.numel() for p in question.model.parameters() if p.requires_grad)
+    release = GridRelease(sensitivity=question.sensitivity, noise_multiplier=noise_multiplier, size=size)
+    return NoiseScheme(
+        clipping_norm=settings.max_grad_norm,
+        sensitivity=question.sensitivity,
+        grid=release.grid,
+        bound=release.bound,
+        coordinates=size,
+        seeded=settings.noise_seed is not None,
+    )
 
 
 def _remove_unused_ledger(files: RunFolder) -> None:

@@ -22,12 +22,15 @@ class Question:
     examples: int
     processes: int
     interlude: Interlude | None
+    sensitivity: float
+    """Of a clipped sum as the engine computes it."""
 
-    def digest(self, noise_multiplier: float) -> str:
+    def digest(self, noise_multiplier: float, *, by_process: bool = True) -> str:
         """Return a digest by which a resumed run is compared with the one that was started.
 
         The model counts by its structure and its tensors' names, shapes and whether they are trained; loss and
-        interlude by their names. What their code computes cannot be compared.
+        interlude by their names. What their code computes cannot be compared. Without `by_process` the number of
+        processes does not count.
         """
         tensors = sorted(f"{name} {list(t.shape)} {t.dtype}" for name, t in self.model.state_dict().items())
         trained = sorted(name for name, p in self.model.named_parameters() if p.requires_grad)
@@ -40,7 +43,8 @@ class Question:
             trained,
             loss,
             self.examples,
-            self.processes,
+            self.processes if by_process else None,
             between,
+            self.sensitivity,
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

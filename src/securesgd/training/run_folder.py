@@ -16,8 +16,8 @@ import json
 from pathlib import Path
 
 from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.runtime.randomness import Randomness
 from securesgd.training.checkpoint import Checkpoint, load_tensors, save_tensors, write_durably
-from securesgd.training.randomness import Randomness
 
 
 class RunFolder:
@@ -49,14 +49,14 @@ class RunFolder:
 
     def write_secret(self, randomness: Randomness, data_digest: str) -> None:
         """Keep the key until training ends, readable by its owner only."""
-        content = json.dumps({"key": f"{randomness.key:032x}", "data": data_digest})
+        content = json.dumps({"key": randomness.key.hex(), "data": data_digest})
         write_durably(self.secret, content.encode(), mode=0o600)
 
     def read_secret(self, data_digest: str) -> Randomness:
         """Return the key of the run. Raises: InvalidInputError if the data are not those it was started with."""
         try:
             content = json.loads(self.secret.read_text(encoding="utf-8"))
-            randomness, digest = Randomness(int(content["key"], 16)), content["data"]
+            randomness, digest = Randomness(bytes.fromhex(content["key"])), content["data"]
         except (OSError, ValueError, KeyError, TypeError):
             raise DamagedFileError(f"{self.secret} cannot be read; the run cannot be resumed") from None
         if digest != data_digest:

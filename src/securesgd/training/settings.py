@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.privacy.accounting import accountant_checked
+from securesgd.privacy.accounting import Adjacency, accountant_checked
 from securesgd.privacy.checked import (
     count_checked,
     delta_checked,
-    epsilon_checked,
     noise_multiplier_checked,
+    positive_checked,
+    sampling_rate_checked,
     types_checked,
 )
 
@@ -30,8 +31,13 @@ class TrainingSettings:
     """Settings of DP-SGD, validated on construction.
 
     Privacy: give `epsilon` (the noise is calibrated to it), or `noise_multiplier` (epsilon is reported), or both (the
-    run is refused if it would spend more than epsilon). `batch_size` is the *expected* size: sampling is Poisson.
+    run is refused if it would spend more than epsilon). `batch_size` is the *expected* size: sampling is Poisson, and
+    sums are divided by it.
     `private=False` trains without any of it, and the ledger says so.
+
+    Adjacency: the sampling rate is batch_size / number of examples, which makes that number public and the claim about
+    *zeroing out* one example. With a `sampling_rate`, or a public `population` the examples are a part of (the rate is
+    then batch_size / population), the claim is about *adding or removing* one.
     """
 
     private: bool = True
@@ -40,10 +46,12 @@ class TrainingSettings:
     noise_multiplier: float | None = None
     batch_size: int
     steps: int
+    sampling_rate: float | None = None
+    population: int | None = None
     max_grad_norm: float = 1.0
     accountant: str = "pld"
     noise_seed: int | None = None
-    """None: secret randomness. A number makes the run repeatable, and its privacy void towards who knows it."""
+    """None: secret randomness. A number makes the run repeatable; such a run guarantees no privacy."""
 
     learning_rate: float = 0.5
     optimizer: Optimizer = "sgd"
@@ -72,16 +80,22 @@ class TrainingSettings:
         if self.private and self.epsilon is None and self.noise_multiplier is None:
             raise InvalidInputError("give epsilon (the noise is calibrated to it) or noise_multiplier, got neither")
         if self.epsilon is not None:
-            epsilon_checked("epsilon", self.epsilon)
+            positive_checked("epsilon", self.epsilon)
         if self.noise_multiplier is not None:
             noise_multiplier_checked(self.noise_multiplier)
         for name in ("batch_size", "steps", "copies", "block_steps", "checkpoint_steps"):
             count_checked(name, getattr(self, name), at_least=1)
+        if self.sampling_rate is not None and self.population is not None:
+            raise InvalidInputError("give sampling_rate or population, not both: the population sets the sampling rate")
+        if self.sampling_rate is not None:
+            sampling_rate_checked(self.sampling_rate)
+        if self.population is not None:
+            count_checked("population", self.population, at_least=self.batch_size)
         if self.micro_batch is not None:
             count_checked("micro_batch", self.micro_batch, at_least=1)
         count_checked("warmup_steps", self.warmup_steps, at_least=0)
         for name in ("max_grad_norm", "learning_rate"):
-            epsilon_checked(name, getattr(self, name))
+            positive_checked(name, getattr(self, name))
         for name in ("momentum", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} is {getattr(self, name)!r}; valid: a number with 0 <= {name} < 1")
@@ -102,6 +116,24 @@ class TrainingSettings:
         if missing:
             raise InvalidInputError(f"training settings need {', '.join(missing)}")
         return cls(**values)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Which two data sets the claim compares."""
+        return "zero-out" if self.sampling_rate is None and self.population is None else "add-or-remove-one"
+
+    def rate(self, examples: int) -> float:
+        """Return the probability with which each of `examples` examples is in a step's sample.
+
+        Raises: InvalidInputError if the batch is larger than the data (whose number is public only without a rate).
+        """
+        if self.sampling_rate is not None:
+            return self.sampling_rate
+        if self.population is None and self.batch_size > examples:
+            raise InvalidInputError(
+                f"batch_size is {self.batch_size} but there are {examples} examples; valid: 1 to {examples}"
+            )
+        return self.batch_size / (self.population or examples)
 
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate of step `step`: warm-up from zero, then the schedule down to zero."""
