@@ -69,9 +69,8 @@ def wins(release, scores):
     for member in said:
         for run in range(RUNS):
             after = step(before, release(sums[member], run + RUNS * member))
-            said[member] += any(
-                score(before, after, sums[True]) < score(before, after, sums[False]) for score in scores
-            )
+            closer = (score(before, after, sums[True]) < score(before, after, sums[False]) for score in scores)
+            said[member] += any(closer)
     return said
 
 

@@ -37,10 +37,9 @@ def cosine_with_last_example(difference):
 
 def test_one_seed_in_two_runs_does_not_show_their_difference(tmp_path, monkeypatch):
     """With a key that depends on the seed alone the difference of two runs *is* the example; that key is kept here."""
-    differences = []
+    differences, real = [], Randomness.from_seed
     for name in ("now", "seed alone"):
         if name == "seed alone":
-            real = Randomness.from_seed
             monkeypatch.setattr(Randomness, "from_seed", lambda seed, _: real(seed, ""))
         with_it, without = (first_step(tmp_path / f"{name}{n}", n, seed=7) for n in (60, 59))
         differences.append(abs(cosine_with_last_example(with_it - without)))
