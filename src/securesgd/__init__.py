@@ -3,7 +3,7 @@
 from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError, SecureSGDError
 from securesgd.mechanism import HeterogeneousGaussianMechanism, Release
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "DamagedFileError",

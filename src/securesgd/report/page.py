@@ -159,7 +159,7 @@ def _privacy(record: RunRecord) -> dict[str, Any]:
         "releases": _releases(record.ledger),
         "adjacency": first.get("adjacency", "unknown"),
         "accountant": f"{str(first.get('accountant', 'unknown')).upper()}, {first.get('accountant_version', '')}",
-        "examples": f"{first.get('dataset_size', 0):,}",
+        "examples": "not public" if first.get("dataset_size") is None else f"{first['dataset_size']:,}",
         "spent": _data_uri(picture.getvalue()) if drawn else None,
     }
 
