@@ -116,3 +116,19 @@ def test_the_mechanism_keeps_its_own_r_and_small_bounds():
     many = 10_001
     small = Mechanism.for_components(np.full(many, 1e-170), np.full(many, 1 / many), epsilon=1, delta=1e-5)
     assert small.sensitivity == pytest.approx(1e-170 * np.sqrt(many), rel=1e-9)
+
+
+def test_what_is_released_lies_on_a_public_grid():
+    """The grid depends on the noise alone, so the lowest bits of an answer are not in its release."""
+    mechanism = Mechanism(epsilon=1, delta=1e-5, sensitivity=1, r=R)
+    grid = 2.0 ** (np.floor(np.log2(mechanism.std)) - 32)
+    for answer in ([0, 0, 0], [1 / 3, -2 / 7, 1e6 / 9], [1e-30, 5e-324, 1e-7]):
+        steps = mechanism.release(answer).values / grid
+        assert np.array_equal(steps, np.round(steps))
+    assert not np.array_equal(mechanism.release([0, 0, 0]).values, mechanism.release([0, 0, 0]).values)
+
+
+def test_a_given_generator_is_said_in_the_statement():
+    mechanism = Mechanism(epsilon=1, delta=1e-5, sensitivity=1, r=R)
+    assert "given generator" not in mechanism.release([0, 0, 0]).statement
+    assert "given generator" in mechanism.release([0, 0, 0], np.random.default_rng(0)).statement
