@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-KEPT_BYTES = 128 * 2**20  # per parameter: above this, per-example gradients are measured in pieces and dropped
+KEPT_BYTES = 256 * 2**20  # per parameter: above this, per-example gradients are measured in pieces and dropped
 KEEPING = 4.0  # cost of writing and reading one number of a kept gradient, in multiply-adds (measured)
 CANCELLATION = 0.02
 """A squared norm from float32 Gram matrices has a relative error of about 6e-8 / ratio, where ratio compares it with
