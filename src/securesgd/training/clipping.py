@@ -226,7 +226,7 @@ class ClippingEngine:
         names = {call.unit.name for call in book.used}
         if not names <= self._separate:
             book.check_separate(values, rows)
-            if before.untouched():  # with noise, an example run alone would draw other numbers
+            if before.untouched() and losses[0].isfinite():  # with noise, an example alone would draw other numbers
                 alone = _per_row(loss)(self.model(rows[:copies].detach()), wanted[:copies]).detach()
                 _require_same(alone.mean(), losses[0])
             self._separate |= names

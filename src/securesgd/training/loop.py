@@ -20,7 +20,7 @@ from securesgd.privacy import Ledger, PrivacyStatement
 from securesgd.privacy.statement import finished_statement
 from securesgd.training.checkpoint import Checkpoint, load_tensors
 from securesgd.training.clipping import ClippingEngine, Loss
-from securesgd.training.examples import Examples, data_digest, examples_of
+from securesgd.training.examples import Examples, check_examples, data_digest, examples_of
 from securesgd.training.interlude import Interlude
 from securesgd.training.paid_run import PaidRun
 from securesgd.training.plain import plain_sum
@@ -39,7 +39,7 @@ class StepReport:
     step: int
     steps: int
     loss: float
-    """Mean over the sample; NaN if it was empty."""
+    """Mean over the examples of the sample whose loss is finite; NaN if there is none."""
     batch_size: int
     epsilon: float
     """Paid so far, including steps reserved ahead."""
@@ -85,7 +85,8 @@ def train(
     with the same code of model, loss and `project` (their names and shapes are checked, not what they compute), on as
     many threads.
     Raises: PrivacyError if the steps do not fit the target; InvalidInputError for bad settings, data or a folder in
-    use; DamagedFileError for a broken run folder. Nothing existing is overwritten.
+    use; DamagedFileError for a broken run folder. Nothing existing is overwritten. Data are judged before the run
+    (`check_examples`); once it has begun no example ends it: one that has no finite gradient contributes nothing.
 
     The model is left in eval mode. `project` is called after each step and may move the weights (post-processing, e.g.
     onto a sensitivity bound); `interlude` may look at the data once, for a price of its own. `not_private` is what
@@ -99,6 +100,7 @@ def train(
             f"batch_size is {settings.batch_size} but there are {len(examples)} examples; valid: 1 to {len(examples)}"
         )
     engine, state = ClippingEngine(model, settings.max_grad_norm), TrainingState(model, settings)
+    check_examples(examples, model, labelled=loss is per_example_cross_entropy)
     resuming, finished = processes.on_first(lambda: (files.claim(resume), files.finished))
     if finished:
         return _loaded(state, processes, files, started)
@@ -182,14 +184,14 @@ class _Step:
         sums = processes.together(
             lambda: add_up(*self.examples.batch(share), self.loss, settings.copies, settings.micro_batch)
         )
-        total_loss = sums.losses.sum(dtype=torch.float64).reshape(1)
+        finite = sums.losses[~sums.losses.isnan()].double()
+        losses = torch.stack([finite.sum(), finite.new_tensor(len(finite))])
         processes.add_up([*sums.gradients.values()])
-        processes.add_up([total_loss])
+        processes.add_up([losses])
         gradients = list(sums.gradients.values())
         self.randomness.add_noise(gradients, self.record["noise_multiplier"] * settings.max_grad_norm, step)
         torch._foreach_div_(gradients, settings.batch_size)
-        mean_loss = total_loss.item() / len(sample) if len(sample) else float("nan")
-        return sums.gradients, len(sample), mean_loss
+        return sums.gradients, len(sample), (losses[0] / losses[1]).item()
 
 
 def _run_interlude(

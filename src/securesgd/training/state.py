@@ -31,7 +31,7 @@ class TrainingState:
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate_at(self.step)
         for name, parameter in self.trainable.items():
-            parameter.grad = gradients[name]
+            parameter.grad = gradients[name].to(parameter.dtype)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
