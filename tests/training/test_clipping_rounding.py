@@ -190,6 +190,29 @@ def test_a_gradient_made_again_is_no_longer_than_it_was_measured() -> None:
         assert length <= square**0.5 * (1 + 1e-5)
 
 
+class Unstable(nn.Module):
+    """Gives another value when it is run on an example alone, for one kind of example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * (torch.where(x > 100, 2.0, x) if len(x) > 1 else x)
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_odd_row_of_a_custom_module_contributes_nothing_and_decides_nothing() -> None:
+    """The way of the computation, its warning and its time would tell that the record was there."""
+    model = nn.Sequential(Unstable(), nn.Linear(4, 4)).double()
+    inputs, targets = torch.rand(7, 4, dtype=torch.float64), torch.ones(7, dtype=torch.float64)
+    engine = ClippingEngine(model, 1.0)
+    engine.clipped_sum(inputs, targets, weighted_total)
+    inputs[3] = 101
+    assert change_of_one(engine, inputs, targets, weighted_total, 3) == 0
+    assert engine.slow_reason is None
+
+
 @pytest.mark.parametrize("size", [1, 127, 128, 300, 100_000])
 def test_lengths_in_float32_are_exact_to_the_proven_digits(size: int) -> None:
     """Equal numbers: adding their squares one after the other drifts."""
