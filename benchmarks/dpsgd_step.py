@@ -80,7 +80,7 @@ def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
             randomness.add_noise(gradients, NOISE_MULTIPLIER * MAX_GRAD_NORM, next(turn))
             torch._foreach_div_(gradients, batch)
             for name, parameter in model.named_parameters():
-                parameter.grad = result.gradients[name]
+                parameter.grad = result.gradients[name].to(parameter.dtype)
             optimizer.step()
 
         return ours

@@ -9,7 +9,7 @@ from torch import nn
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.redistribution import Redistribution, from_gradients, prior, random, uniform
-from securesgd.redistribution.gradient_scores import _clipped_scores
+from securesgd.redistribution.gradient_scores import SENSITIVITY, _clipped_scores
 from securesgd.runtime.key_stream import KeyStream
 from securesgd.theory import validated
 
@@ -65,6 +65,26 @@ def test_tiny_gradients_of_a_wide_layer_do_not_escape_the_norm():
         net.network[1].weight[:, 0] *= 2
     scores = _clipped_scores(net, torch.rand(2, 1), torch.tensor([0, 1]), 2.0, "unit")
     assert bool((scores.double().norm(dim=1) <= 1).all())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38])
+def test_an_example_without_a_finite_gradient_contributes_nothing_and_raises_nothing(bad):
+    """Replaced by such a null record, an example changes the sum by no more than the sensitivity."""
+    net = model()
+    inputs, targets = data(8)
+    net.noisy.noise.generator = torch.Generator()
+    sums = []
+    for null in (False, True):
+        net.noisy.noise.generator.manual_seed(0)
+        if null:
+            inputs[3] = bad
+        scores = _clipped_scores(net, inputs, targets, 1.0, "unit")
+        assert scores.isfinite().all()
+        sums.append(scores)
+    assert torch.equal(sums[0][[0, 1, 2, 4, 5, 6, 7]], sums[1][[0, 1, 2, 4, 5, 6, 7]])
+    if bad != 1e38:
+        assert sums[1][3].norm() == 0
+        assert (sums[0].sum(dim=0) - sums[1].sum(dim=0)).norm() <= SENSITIVITY
 
 
 def test_noise_of_a_private_release_has_the_stated_size(monkeypatch):

@@ -5,7 +5,7 @@ score vector is clipped in l2, summed, and Gaussian noise is added, which costs 
 paper says it costs nothing; docs/errata.md, no. 7.)
 """
 
-__all__ = ["from_gradients"]
+__all__ = ["SENSITIVITY", "from_gradients"]
 
 from collections.abc import Iterable
 from typing import Literal
@@ -24,6 +24,11 @@ from securesgd.theory.redistribution import Direction
 
 Per = Literal["unit", "channel"]
 SCORE_NORM = 1.0  # l2 bound of one example's score vector; scores are normalised per example, so any value is the same
+MOST_EXAMPLES = 2**20
+SENSITIVITY = SCORE_NORM * (1 + 2.0**-11)
+"""What one example can change in the sum of scores, in l2, rounding included: the norm of up to 2^30 numbers in float64
+is off by 2^-23 at most, and a float64 sum of n vectors of norm 1, in any order, by n · gamma_n <= 2^-12.9 for
+n <= 2^20, once with the example and once without it."""
 
 
 def from_gradients(
@@ -40,9 +45,13 @@ def from_gradients(
 ) -> Redistribution:
     """Return r from the gradients of the loss at the noisy layer, over all examples of `batches`.
 
-    Guarantee: with `noise_multiplier` z > 0 the result is a Gaussian mechanism of noise multiplier z on the examples
-    (each contributes a vector of l2 norm at most 1): GaussianRelease(noise_multiplier=z). With 0 it protects nothing.
-    Assumes: the model does not depend on the private data except through releases in the ledger.
+    Guarantee: with `noise_multiplier` z > 0 the result is a Gaussian mechanism of noise multiplier z on the examples:
+    GaussianRelease(noise_multiplier=z). An example, against a null record in its row, changes the sum of scores by
+    `SENSITIVITY` at most; one whose gradient is not finite contributes nothing. With 0 it protects nothing.
+    Assumes: the model does not depend on the private data except through releases in the ledger. The random numbers of
+    its noise layer are secret and drawn for the null record too: to leave the row out would shift the draws of all
+    examples after it, and each of their scores may then change by 2.
+    Raises: InvalidInputError for a noise multiplier below 0, or more than 2^20 examples.
     """
     if not noise_multiplier >= 0:
         raise InvalidInputError(f"noise_multiplier must be >= 0, got {noise_multiplier}")
@@ -51,8 +60,10 @@ def from_gradients(
     for inputs, targets in batches:
         total += _clipped_scores(model, inputs, targets, beta, per).sum(dim=0).double().cpu().numpy()
         count += len(inputs)
+    if count > MOST_EXAMPLES:
+        raise InvalidInputError(f"there are {count} examples: the bound on rounding holds to {MOST_EXAMPLES}")
     if noise_multiplier:
-        release = GridRelease(sensitivity=SCORE_NORM, noise_multiplier=noise_multiplier, size=units)
+        release = GridRelease(sensitivity=SENSITIVITY, noise_multiplier=noise_multiplier, size=units)
         total = release.release([torch.from_numpy(total)], stream)[0].numpy()
     scores = np.maximum(total, 0)  # beta is in the scores already
     r = from_scores(scores, beta=1.0, direction=direction, floor=floor)
@@ -61,7 +72,7 @@ def from_gradients(
 
 
 def _clipped_scores(model: NoisyNetwork, inputs: Tensor, targets: Tensor, beta: float, per: Per) -> Tensor:
-    """Return the score vector of each example, of l2 norm at most 1."""
+    """Return the score vector of each example, of l2 norm at most 1; zeros if its gradient is not finite."""
     device = next(model.parameters()).device
     with torch.enable_grad():
         h = model.noisy.noise(model.noisy.clean(inputs.to(device))).detach().requires_grad_()
@@ -74,4 +85,6 @@ def _clipped_scores(model: NoisyNetwork, inputs: Tensor, targets: Tensor, beta: 
     largest = scores.flatten(1).amax(dim=1).view(-1, *[1] * (scores.dim() - 1))
     scores = torch.where(largest > 0, scores / largest, 0.0).pow(beta)
     scores = scores.flatten(2).mean(dim=2) if per == "channel" and scores.dim() > 2 else scores.flatten(1)
-    return scores / scores.norm(dim=1, keepdim=True).clamp_min(1e-100) * (SCORE_NORM * (1 - 1e-12))
+    scores = scores / scores.norm(dim=1, keepdim=True).clamp_min(1e-100) * (SCORE_NORM * (1 - 1e-12))
+    finite = scores.isfinite().all(dim=1, keepdim=True)  # an infinite loss has a gradient of NaN
+    return torch.where(finite, scores, 0.0)

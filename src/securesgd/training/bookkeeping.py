@@ -2,7 +2,7 @@
 
 The backward pass stops at the outputs of the layers: weight gradients are not part of it. As the gradient of each
 output arrives, its layer's rule measures the per-example norms. With the clip factors known, each parameter's
-weighted sum follows from what its rule kept, or as an ordinary weight gradient for scaled output gradients.
+weighted sum follows from what its rule kept, or from gradients made again a few at a time.
 """
 
 __all__ = ["Bookkeeping"]
@@ -88,12 +88,15 @@ class Bookkeeping:
         self._found += [(name, Kept.of(gradients)) for name, gradients in self._shared.items()]
         self._shared.clear()
         for _, gradient in self._found:
-            squares += gradient.squared_norms().double()
+            squares += gradient.squared_norms()
         return squares
 
     @torch.no_grad()
     def weighted_sums(self, factors: Tensor) -> dict[str, Tensor]:
-        """Return sum_i factors[i] · gradient_i of every parameter the losses depend on, and forget the records."""
+        """Return sum_i factors[i] · gradient_i of every parameter the losses depend on, and forget the records.
+
+        `factors` are float64; an example of factor 0 adds nothing, even if its gradient is not finite.
+        """
         sums = {}
         while self._found:
             name, gradient = self._found.pop()

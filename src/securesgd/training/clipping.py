@@ -2,9 +2,20 @@
 
 This is lines 4-16 of Algorithm 1 without the noise. The fast path (`bookkeeping`) costs little more than an ordinary
 step; where it cannot prove that it sees the whole gradient, the engine runs the examples one by one (`one_by_one`).
+
+What is bounded is the sum that comes out, rounding included. In two batches that differ in one example, replaced by a
+*null record* that contributes nothing, the rows of all other examples hold the same bits, since no kernel's shape
+changes; so do their gradients, norms and clip factors. Only sums over examples differ:
+
+1. The clip factor min(1, C / norm) is computed in float64 and rounded down. The norm is that of the stored numbers that
+   are added up, up to a relative error of 4e-6 in float32; a gradient that is made again for the sum is scaled down if
+   it turns out longer than it was measured.
+2. Stored gradients are added in groups of at most 160, groups in float64: `gradients.forms.rounding_slack`.
+3. An example with a loss or gradient that is not finite contributes nothing, like the null record: no error tells
+   that it was there.
 """
 
-__all__ = ["ClippedSum", "ClippingEngine", "NotFiniteError"]
+__all__ = ["ClippedSum", "ClippingEngine"]
 
 import math
 import warnings
@@ -18,7 +29,7 @@ from torch import Tensor, nn
 from securesgd.errors import InvalidInputError
 from securesgd.training.admission import check_model
 from securesgd.training.bookkeeping import Bookkeeping
-from securesgd.training.gradients.forms import Scratch, Unfit
+from securesgd.training.gradients.forms import MOST_EXAMPLES, Scratch, Unfit, rounding_slack
 from securesgd.training.one_by_one import one_by_one
 from securesgd.training.random_state import RandomState
 from securesgd.training.recording import units_of
@@ -29,35 +40,43 @@ SMALLEST_NORM = 1e-10
 Sums = tuple[dict[str, Tensor], Tensor, Tensor]
 
 
-class NotFiniteError(InvalidInputError):
-    """The loss or the gradient of an example is NaN or infinite: clipping cannot bound it."""
-
-
 @dataclass(frozen=True, slots=True)
 class ClippedSum:
     """What `ClippingEngine.clipped_sum` returns.
 
     Attributes:
-        gradients: parameter name to the sum over examples of clipped gradients. Frozen parameters are absent.
-        norms: the unclipped gradient norm of each example, shape [batch].
-        losses: the loss of each example (average over its copies), shape [batch].
+        gradients: parameter name to the sum over examples of clipped gradients, float64. Frozen parameters are absent.
+        norms: the unclipped gradient norm of each example, shape [batch]; NaN if it was skipped.
+        losses: the loss of each example (average over its copies), shape [batch]; NaN if it was skipped.
+        skipped: how many examples contributed nothing since their loss or gradient is not finite.
+
+    **Private**: only `gradients` is bounded, and only with noise is it private.
     """
 
     gradients: dict[str, Tensor]
     norms: Tensor
     losses: Tensor
+    skipped: int
 
 
 class ClippingEngine:
     """Computes clipped gradient sums of one model.
 
-    Guarantee: adding or removing one example changes `ClippedSum.gradients` by at most `max_grad_norm` in l2 norm over
-        all parameters together, up to rounding (relative 1e-5 in float32, 1e-10 in float64).
+    Guarantee: replacing one example by a null record, which keeps its row but contributes nothing, changes
+        `ClippedSum.gradients` by at most `sensitivity` in l2 norm over all parameters together: `max_grad_norm` and
+        0.32 % of it for rounding in float32, 0.002 % in float64. That is for the numbers returned, whatever model,
+        batch and example, and in whatever order kernels add. An example whose loss or gradient is not finite is such
+        a null record, and nothing but `skipped`, `norms` and `losses` tells.
 
-    Assumes: the forward pass changes no state that carries an example's data into later steps (counters and random
-        generators are fine; running statistics of examples are not). Layers known to do so are refused. Examples
-        that influence each other are noticed by their gradients, and in models without randomness by their losses;
-        what is left is a model that draws random numbers and shares detached values between examples.
+    Assumes: every kernel computes a row of the batch from that row alone, with the same bits whatever the other rows
+        hold, and products of matrices are sums of products in IEEE arithmetic (numbers below 2^-126 may be flushed to
+        zero). The random numbers of dropout and noise layers are secret and drawn for the null record too: leaving a
+        row out instead shifts the draws of all that follow, which changes the sum by up to 2C for each of them. The
+        forward pass changes no state that carries an example's data into later steps (counters and random generators
+        are fine; running statistics of examples are not), and raises no error that depends on the data. Layers known
+        to do so are refused. Examples that influence each other are noticed by their gradients, and in models without
+        randomness by their losses; what is left is a model that draws random numbers and shares detached values
+        between examples.
 
     The model is used as it is: its parameters, their `.grad`, its mode and its hooks are left as they were. Dropout
     and noise layers keep working; `random_state` says which generators are wound back when a pass is repeated.
@@ -68,7 +87,7 @@ class ClippingEngine:
 
     def __init__(self, model: nn.Module, max_grad_norm: float) -> None:
         if not (math.isfinite(max_grad_norm) and max_grad_norm >= SMALLEST_NORM):
-            # Squares of gradients that small vanish in single precision, and what is not measured is not clipped.
+            # Squares below 2^-126 vanish in single precision, and what is not measured is not clipped: rounding_slack.
             raise InvalidInputError(f"max_grad_norm is {max_grad_norm}: it must be finite and >= {SMALLEST_NORM:g}")
         check_model(model)
         self.model = model
@@ -81,8 +100,12 @@ class ClippingEngine:
 
     @property
     def sensitivity(self) -> float:
-        """The proven change of a clipped sum in l2 when one example is zeroed out."""
-        return self.max_grad_norm * (1 + 4e-3)
+        """The l2 change of `ClippedSum.gradients` that one example can make: max_grad_norm · (1 + slack), rounded up.
+
+        It depends on `max_grad_norm` and on the type of the model's parameters, on nothing else.
+        """
+        slack = max(rounding_slack(p.dtype) for p in self.model.parameters() if p.requires_grad)
+        return math.nextafter(self.max_grad_norm * (1 + slack), math.inf)
 
     def clipped_sum(
         self, inputs: Tensor, targets: Tensor, loss: Loss, copies: int = 1, micro_batch: int | None = None
@@ -98,8 +121,8 @@ class ClippingEngine:
             micro_batch: how many examples to hold in memory at once; None for all. It changes memory, not the result.
 
         Raises:
-            NotFiniteError: the loss or gradient of an example is NaN or infinite.
-            InvalidInputError: shapes do not fit, or the loss of an example depends on other examples.
+            InvalidInputError: shapes do not fit, the batch has more than 2^18 examples, products are not computed in
+                full precision, or the loss of an example depends on other examples.
         """
         self._check_arguments(inputs, targets, copies, micro_batch)
         check_model(self.model)
@@ -112,37 +135,48 @@ class ClippingEngine:
         step = micro_batch or max(1, len(inputs))
         for start in range(0, len(inputs), step):
             piece = slice(start, start + step)
-            sums, square, value = self._piece(parameters, inputs[piece], targets[piece], loss, copies, start)
+            sums, square, value = self._piece(parameters, inputs[piece], targets[piece], loss, copies)
             for name, gradient in sums.items():
-                total[name] = total[name].add_(gradient) if name in total else gradient
+                total[name] = total[name].double().add_(gradient) if name in total else gradient
             squares.append(square)
             losses.append(value)
         gradients = {name: _like(p, total.get(name)) for name, p in parameters.items()}
-        return ClippedSum(gradients, torch.cat(squares).sqrt().to(example.dtype), torch.cat(losses))
+        square, value = torch.cat(squares), torch.cat(losses)
+        skipped = ~(square.isfinite() & value.isfinite())
+        norms = square.sqrt().to(example.dtype).masked_fill(skipped, float("nan"))
+        return ClippedSum(gradients, norms, value.masked_fill(skipped, float("nan")), int(skipped.sum()))
 
     def _check_arguments(self, inputs: Tensor, targets: Tensor, copies: int, micro_batch: int | None) -> None:
         if len(inputs) != len(targets):
             raise InvalidInputError(f"{len(inputs)} inputs but {len(targets)} targets: there must be one per example")
+        if len(inputs) > MOST_EXAMPLES:
+            raise InvalidInputError(
+                f"the batch has {len(inputs)} examples: the bound on rounding holds to {MOST_EXAMPLES}"
+            )
         if copies < 1:
             raise InvalidInputError(f"copies is {copies}: it must be at least 1")
         if micro_batch is not None and micro_batch < 1:
             raise InvalidInputError(f"micro_batch is {micro_batch}: it must be at least 1, or None")
         if torch.is_autocast_enabled(inputs.device.type):
             raise InvalidInputError("autocast is on: norms in a shorter type are too inexact; run outside autocast")
+        if torch.get_float32_matmul_precision() != "highest":
+            raise InvalidInputError(
+                f"float32_matmul_precision is {torch.get_float32_matmul_precision()!r}: products in a shorter type are "
+                "too inexact to bound a gradient; it must be 'highest'"
+            )
 
-    def _clip_factors(self, squares: Tensor) -> Tensor:
-        """Return min(1, C / norm) for each squared norm."""
-        return (self.max_grad_norm / squares.sqrt()).clamp(max=1.0)
+    def _clip_factors(self, squares: Tensor, losses: Tensor) -> Tensor:
+        """Return min(1, C / norm) for each squared norm, float64; 0 where norm or loss is not finite."""
+        factors = (self.max_grad_norm / squares.sqrt()).clamp(max=1.0)
+        return torch.where(squares.isfinite() & losses.isfinite(), factors, 0.0)
 
-    def _piece(
-        self, parameters: Parameters, inputs: Tensor, targets: Tensor, loss: Loss, copies: int, start: int
-    ) -> Sums:
-        """Return (clipped sum, squared norms, losses) of one micro-batch whose first example is number `start`."""
+    def _piece(self, parameters: Parameters, inputs: Tensor, targets: Tensor, loss: Loss, copies: int) -> Sums:
+        """Return (clipped sum, squared norms, losses) of one micro-batch."""
         with torch.enable_grad():
             while self.slow_reason is None and len(inputs) > 1:
                 before = RandomState.of(self.model)
                 try:
-                    return self._fast(parameters, inputs, targets, loss, copies, start, before)
+                    return self._fast(parameters, inputs, targets, loss, copies, before)
                 except Unfit as reason:
                     self.slow_reason = str(reason)
                     warnings.warn(f"clipping runs the examples one by one: {reason}", stacklevel=4)
@@ -151,12 +185,7 @@ class ClippingEngine:
                         raise
                     self._channels_last = False  # the model calls .view on an image: keep images contiguous
                 before.restore()
-            sums, squares, losses = one_by_one(
-                self.model, parameters, inputs, targets, _per_row(loss), copies, self._clip_factors
-            )
-        _require_finite(losses, "loss", start)
-        _require_finite(squares, "gradient norm", start)
-        return sums, squares, losses
+            return one_by_one(self.model, parameters, inputs, targets, _per_row(loss), copies, self._clip_factors)
 
     def _fast(
         self,
@@ -165,7 +194,6 @@ class ClippingEngine:
         targets: Tensor,
         loss: Loss,
         copies: int,
-        start: int,
         before: RandomState,
     ) -> Sums:
         """Return the same as `_piece` from one forward and one backward pass, or raise `Unfit`."""
@@ -179,45 +207,40 @@ class ClippingEngine:
         trainable = {id(p): name for name, p in parameters.items()}
         book = Bookkeeping(units, trainable, len(inputs), copies, self._scratch)
         try:
-            return self._booked(book, parameters, rows, wanted, loss, start, before)
+            return self._booked(book, rows, wanted, loss, before)
         finally:
             book.release()
 
     def _booked(
         self,
         book: Bookkeeping,
-        parameters: Parameters,
         rows: Tensor,
         wanted: Tensor,
         loss: Loss,
-        start: int,
         before: RandomState,
     ) -> Sums:
         """Return the same as `_fast`, with the records in `book`."""
         copies = book.copies
         values = book.forward(self.model, rows, lambda outputs: _per_row(loss)(outputs, wanted))
         losses = values.detach().view(-1, copies).mean(dim=1)
-        _require_finite(losses, "loss", start)
         names = {call.unit.name for call in book.used}
         if not names <= self._separate:
             book.check_separate(values, rows)
-            if before.untouched():  # with noise, an example run alone would draw other numbers
+            if before.untouched() and losses[0].isfinite():  # with noise, an example alone would draw other numbers
                 alone = _per_row(loss)(self.model(rows[:copies].detach()), wanted[:copies]).detach()
                 _require_same(alone.mean(), losses[0])
             self._separate |= names
         squares = book.squared_norms(values, rows)
-        _require_finite(squares, "gradient norm", start)
-        factors = self._clip_factors(squares).to(next(iter(parameters.values())).dtype)
-        return book.weighted_sums(factors), squares, losses
+        return book.weighted_sums(self._clip_factors(squares, losses)), squares, losses
 
 
 def _like(parameter: nn.Parameter, gradient: Tensor | None) -> Tensor:
-    """Return `gradient` in the memory layout of its parameter, or zeros if the losses do not depend on it."""
+    """Return `gradient` in float64 and the memory layout of its parameter; zeros if the losses do not depend on it."""
     if gradient is None:
-        return torch.zeros_like(parameter, requires_grad=False)
-    if gradient.stride() == parameter.stride():
+        return torch.zeros_like(parameter, requires_grad=False, dtype=torch.float64)
+    if gradient.dtype == torch.float64 and gradient.stride() == parameter.stride():
         return gradient
-    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+    return torch.empty_like(parameter, requires_grad=False, dtype=torch.float64).copy_(gradient)
 
 
 def _per_row(loss: Loss) -> Loss:
@@ -240,14 +263,3 @@ def _require_same(alone: Tensor, within: Tensor) -> None:
     tolerance = 1e-4 if within.dtype == torch.float32 else 1e-8
     if not torch.isclose(alone, within, rtol=tolerance, atol=tolerance / 10):
         raise Unfit(f"an example's loss is {within.item():.6g} within its batch and {alone.item():.6g} alone")
-
-
-def _require_finite(values: Tensor, what: str, start: int) -> None:
-    """Raise `NotFiniteError` naming the first example whose value is NaN or infinite."""
-    bad = (~values.isfinite()).nonzero().flatten()
-    if len(bad):
-        example = int(bad[0])
-        raise NotFiniteError(
-            f"the {what} of example {start + example} is {values[example].item()}: it must be finite to be clipped; "
-            "check the input for NaN or a learning rate that is too large"
-        )

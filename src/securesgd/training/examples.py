@@ -1,19 +1,21 @@
 """The training examples as the loop sees them: a number of them, and the batch at given indices."""
 
-__all__ = ["Examples", "data_digest", "examples_of"]
+__all__ = ["Examples", "check_examples", "data_digest", "examples_of"]
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from securesgd.errors import InvalidInputError
+from securesgd.training.random_state import RandomState
 
-_DIGEST_BATCH = 1000
+_READ_BATCH = 1000
 
 
 class Examples(Protocol):
@@ -80,16 +82,73 @@ def examples_of(data: "Dataset[Any] | tuple[Tensor, Tensor]") -> Examples:
     return DatasetExamples(data)
 
 
+def check_examples(examples: Examples, model: nn.Module, *, labelled: bool) -> None:
+    """Return if every label and token is within the bounds that the model sets, whatever the data are.
+
+    Labels (if `labelled`: they are classes for the cross-entropy) are whole numbers from 0 to the width of the model's
+    output less 1; inputs that are whole numbers are tokens below the size of the model's largest embedding.
+
+    The outcome depends on the data and is no release: the check belongs before the run, in the hands of whoever holds
+    the data, with nothing written yet. In the run, an index that fits nothing would be an error that tells of a record.
+
+    Raises:
+        InvalidInputError: naming the first example outside, its value and the bounds.
+    """
+    vocabulary = max((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=None)
+    classes = _output_width(model, examples) if labelled else None
+    for start, inputs, targets in _read_all(examples):
+        if classes is not None:
+            if not targets.is_floating_point():
+                _require_range(targets, "label", classes, start)
+            elif targets.shape[1:2] != (classes,):
+                raise InvalidInputError(
+                    f"labels are {targets.dtype}: they must be whole numbers from 0 to {classes - 1}"
+                )
+        if vocabulary is not None and not inputs.is_floating_point():
+            _require_range(inputs, "token", vocabulary, start)
+
+
+def _require_range(values: Tensor, what: str, count: int, start: int) -> None:
+    outside = ((values < 0) | (values >= count)).reshape(len(values), -1)
+    if bool(outside.any()):
+        example = int(outside.any(dim=1).nonzero()[0])
+        value = values.reshape(len(values), -1)[example][outside[example]][0].item()
+        raise InvalidInputError(f"the {what} of example {start + example} is {value}: valid are 0 to {count - 1}")
+
+
+def _output_width(model: nn.Module, examples: Examples) -> int:
+    """Return the number of classes the model tells apart, from its output for an input of zeros."""
+    parameter = next(model.parameters())
+    inputs, _ = examples.batch(np.arange(1))
+    modes, random = [(module, module.training) for module in model.modules()], RandomState.of(model)
+    try:
+        with torch.no_grad():
+            outputs: Tensor = model.eval()(torch.zeros_like(inputs, device=parameter.device))
+    finally:
+        random.restore()
+        for module, training in modes:
+            module.training = training
+    if outputs.dim() < 2:
+        raise InvalidInputError(f"the model's output has shape {list(outputs.shape)}: it must be [batch, classes]")
+    return outputs.shape[1]
+
+
+def _read_all(examples: Examples) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield (number of the first, inputs, targets) of all examples, random augmentations under a fixed seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for start in range(0, len(examples), _READ_BATCH):
+            yield start, *examples.batch(np.arange(start, min(start + _READ_BATCH, len(examples))))
+
+
 def data_digest(examples: Examples) -> str:
     """Return a digest of the data, for the *secret* file only: it would let a reader test guesses of the data.
 
     Reads every example once. Random augmentations are read under a fixed seed of torch's generator.
     """
     digest = hashlib.sha256(str(len(examples)).encode())
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        for start in range(0, len(examples), _DIGEST_BATCH):
-            for tensor in examples.batch(np.arange(start, min(start + _DIGEST_BATCH, len(examples)))):
-                digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    for _, *tensors in _read_all(examples):
+        for tensor in tensors:
+            digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -21,7 +21,7 @@ from securesgd.runtime.grid_release import GridRelease
 from securesgd.runtime.randomness import Randomness
 from securesgd.training.checkpoint import Checkpoint, load_tensors
 from securesgd.training.clipping import ClippingEngine, Loss
-from securesgd.training.examples import Examples, data_digest, examples_of
+from securesgd.training.examples import Examples, check_examples, data_digest, examples_of
 from securesgd.training.interlude import Interlude
 from securesgd.training.paid_run import PaidRun
 from securesgd.training.plain import plain_sum
@@ -39,7 +39,7 @@ class StepReport:
     step: int
     steps: int
     loss: float
-    """Mean over the sample; NaN if it was empty."""
+    """Mean over the examples of the sample whose loss is finite; NaN if there is none."""
     batch_size: int
     epsilon: float
     """Paid so far, including steps reserved ahead."""
@@ -86,7 +86,8 @@ def train(
     published. A run is resumed with the same code of model, loss and `project` (their names and shapes are checked, not
     what they compute), on as many threads.
     Raises: PrivacyError if the steps do not fit the target; InvalidInputError for bad settings, data or a folder in
-    use; DamagedFileError for a broken run folder. Nothing existing is overwritten.
+    use; DamagedFileError for a broken run folder. Nothing existing is overwritten. Data are judged before the run
+    (`check_examples`); once it has begun no example ends it: one that has no finite gradient contributes nothing.
 
     The model is left in eval mode. `project` is called after each step and may move the weights (post-processing, e.g.
     onto a sensitivity bound); `interlude` may look at the data once, for a price of its own. `not_private` is what
@@ -97,6 +98,7 @@ def train(
     processes, files, examples = Processes(), RunFolder(folder), examples_of(data)
     settings.rate(len(examples))  # refuses a batch larger than the data before anything is written
     engine, state = ClippingEngine(model, settings.max_grad_norm), TrainingState(model, settings)
+    check_examples(examples, model, labelled=loss is per_example_cross_entropy)
     resuming, finished = processes.on_first(lambda: (files.claim(resume), files.finished))
     if finished:
         return _loaded(state, processes, files, started)
@@ -180,12 +182,12 @@ class _Step:
         sums = processes.together(
             lambda: add_up(*self.examples.batch(share), self.loss, settings.copies, settings.micro_batch)
         )
-        total_loss = sums.losses.sum(dtype=torch.float64).reshape(1)
+        finite = sums.losses[~sums.losses.isnan()].double()
+        losses = torch.stack([finite.sum(), finite.new_tensor(len(finite))])
         processes.add_up([*sums.gradients.values()])
-        processes.add_up([total_loss])
+        processes.add_up([losses])
         released = self._release([*sums.gradients.values()], step)
-        mean_loss = total_loss.item() / len(sample) if len(sample) else float("nan")
-        return dict(zip(sums.gradients, released, strict=True)), len(sample), mean_loss
+        return dict(zip(sums.gradients, released, strict=True)), len(sample), (losses[0] / losses[1]).item()
 
     def _release(self, sums: list[Tensor], step: int) -> list[Tensor]:
         """Return the sums with the noise of the step, divided by the expected batch size."""

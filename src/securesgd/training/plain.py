@@ -1,11 +1,16 @@
 """The ordinary gradient sum, for the methods that do not protect the training data."""
 
-__all__ = ["plain_sum"]
+__all__ = ["NotFiniteError", "plain_sum"]
 
 import torch
 from torch import Tensor, nn
 
-from securesgd.training.clipping import ClippedSum, Loss, NotFiniteError
+from securesgd.errors import InvalidInputError
+from securesgd.training.clipping import ClippedSum, Loss
+
+
+class NotFiniteError(InvalidInputError):
+    """The loss of an example is NaN or infinite. Only training that protects nothing may say so."""
 
 
 def plain_sum(
@@ -31,4 +36,4 @@ def plain_sum(
     every = torch.cat(losses)
     if not bool(torch.isfinite(every).all()):
         raise NotFiniteError("the loss is not finite; check the input for NaN or a learning rate that is too large")
-    return ClippedSum(total, torch.zeros(0, device=device), every)
+    return ClippedSum(total, torch.zeros(0, device=device), every, skipped=0)

@@ -7,13 +7,21 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from securesgd.training.gradients.forms import Deferred, ExampleGradient, Kept, LayerCall, row_factors
+from securesgd.training.gradients.forms import (
+    Deferred,
+    ExampleGradient,
+    Kept,
+    LayerCall,
+    nonzero_rows,
+    squared_lengths,
+)
 
 
 def embedding_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
     """Return the per-example gradient of an `Embedding` layer's weight.
 
-    The gradients of one token looked up several times by one example are added before they are squared.
+    The gradients of one token looked up several times by one example are added before they are squared; the same rows
+    are added up later, in float64.
     """
     layer = cast(nn.Embedding, call.module)
     tokens, g = call.input, call.output_gradient
@@ -27,17 +35,15 @@ def embedding_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
         kept.scatter_add_(1, words.unsqueeze(-1).expand_as(values), values)
         return {"weight": Kept.of(kept)}
 
-    def summed(factors: Tensor) -> Tensor:
-        scaled = (g * row_factors(factors, call.copies, g.dim())).reshape(-1, width)
-        return scaled.new_zeros(vocabulary, width).index_add_(0, tokens.reshape(-1), scaled)
-
-    return {"weight": Deferred(_squares(words, values, vocabulary), summed)}
-
-
-def _squares(words: Tensor, values: Tensor, vocabulary: int) -> Tensor:
     examples = torch.arange(len(words), device=words.device).unsqueeze(1)
     keys, position = torch.unique(words + examples * vocabulary, return_inverse=True)
-    rows = values.new_zeros(len(keys), values.shape[-1])
-    rows.index_add_(0, position.reshape(-1), values.reshape(-1, values.shape[-1]))
-    squares = values.new_zeros(len(words))
-    return squares.index_add_(0, keys // vocabulary, rows.square().sum(dim=1))
+    rows = values.new_zeros(len(keys), width).index_add_(0, position.reshape(-1), values.reshape(-1, width))
+    owner, token = keys // vocabulary, keys % vocabulary
+    squares = torch.zeros(len(words), dtype=torch.float64, device=g.device)
+    squares.index_add_(0, owner, squared_lengths(rows))
+
+    def summed(factors: Tensor) -> Tensor:
+        shares = nonzero_rows(rows, factors[owner]).double() * factors[owner].unsqueeze(1)
+        return shares.new_zeros(vocabulary, width).index_add_(0, token, shares)
+
+    return {"weight": Deferred(squares, summed)}

@@ -2,9 +2,34 @@
 
 Both forms answer the only two questions the clipping engine asks: how long is the gradient of each example,
 and what is the sum over examples of factor × gradient. A layer picks whichever is cheaper.
+
+Rounding is part of the guarantee. With factors that make every example's share at most C long:
+
+- The length is that of the *stored* numbers that are added up, or more. Their squares are added in the model's type
+  over at most `NORM_BLOCK` numbers, then in float64.
+- Shares are added in the model's type over at most `GROUP` examples, then in float64. A sum of m terms in any order
+  is off by at most gamma_m · sum |term| in each component, gamma_m = m·u / (1 − m·u): in l2 by gamma_m · m · C. That
+  holds with an example and with zeros in its place, so the two sums differ by at most C + 2 · gamma_m · m · C.
+
+`rounding_slack` adds this up.
 """
 
-__all__ = ["Deferred", "ExampleGradient", "Kept", "LayerCall", "Scratch", "Unfit", "row_factors"]
+__all__ = [
+    "GROUP",
+    "MOST_EXAMPLES",
+    "Deferred",
+    "ExampleGradient",
+    "Kept",
+    "LayerCall",
+    "Scratch",
+    "Unfit",
+    "groups_of",
+    "nonzero_rows",
+    "round_down",
+    "rounding_slack",
+    "squared_lengths",
+    "sum_again",
+]
 
 import math
 from collections.abc import Callable
@@ -14,11 +39,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-KEPT_BYTES = 128 * 2**20  # per parameter: above this, per-example gradients are measured in pieces and dropped
+KEPT_BYTES = 256 * 2**20  # per parameter: above this, per-example gradients are measured in pieces and dropped
+KEEPING = 4.0  # cost of writing and reading one number of a kept gradient, in multiply-adds (measured)
 CANCELLATION = 0.02
 """A squared norm from float32 Gram matrices has a relative error of about 6e-8 / ratio, where ratio compares it with
 its size without cancellation between positions (measured from 1 down to 1e-7). Below this ratio it is computed again
-from the gradient itself, so that norms keep 1e-5."""
+from the gradient itself, so that norms keep 1e-5. Exactness only: the guarantee does not need it, see `sum_again`."""
+GROUP = 160
+"""Examples whose shares are added in the model's type: in float32, 2 · 160 · gamma_163 = 3.1e-3 of C."""
+NORM_BLOCK = 128
+"""Numbers whose squares are added in the model's type: in float32, gamma_132 = 7.9e-6 of the squared norm."""
+MOST_EXAMPLES = 2**18
+"""Examples of one sum, all micro-batches and processes together: that many float64 additions are off by 2^-16 of C."""
+MOST_PARAMETERS = 2**30
+"""Entries of one gradient. Their float64 additions are off by 2^-22 of the squared norm; squares that vanish in
+float32, each below 2^-126, by 2^-29 of the square of the smallest limit, 1e-10."""
+
+
+def rounding_slack(dtype: torch.dtype) -> float:
+    """Return s such that one example changes a sum of shares, each at most C long as measured, by at most C · (1 + s).
+
+    Assumes: at most `MOST_EXAMPLES` examples and `MOST_PARAMETERS` entries; C >= 1e-10.
+    """
+    unit = torch.finfo(dtype).eps / 2
+
+    def gamma(roundings: int, unit: float = unit) -> float:
+        return roundings * unit / (1 - roundings * unit)
+
+    # 4: the square root of a block's sum, its square, and the clip factor
+    length = 1 + gamma(NORM_BLOCK + 4) + gamma(MOST_PARAMETERS, 2.0**-53) + 2.0**-29
+    # 3: a share may be a product of four numbers
+    sums = 1 + 2 * GROUP * gamma(GROUP + 3) + 2 * MOST_EXAMPLES * gamma(MOST_EXAMPLES, 2.0**-53)
+    return length * sums - 1
 
 
 class Unfit(Exception):  # noqa: N818  (a signal to take the slow path, not an error)
@@ -42,13 +94,32 @@ class Kept:
         return cls(gradients.unsqueeze(0), lambda raw: raw.squeeze(0))
 
     def squared_norms(self) -> Tensor:
-        """Return the squared l2 norm of each example's gradient, shape [examples]."""
-        return torch.linalg.vector_norm(self._flat(), dim=2).square().sum(dim=0)
+        """Return the squared l2 norm of each example's stored gradient, shape [examples], float64."""
+        return squared_lengths(self._flat()).sum(dim=0)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        """Return sum_i factors[i] · gradient_i in the layout of the parameter."""
-        flat = factors.unsqueeze(0) @ self._flat()
-        return self.restore(flat.view(len(flat), 1, *self.raw.shape[2:])).squeeze(0)
+        """Return sum_i factors[i] · gradient_i in the layout of the parameter; float64 if of several groups.
+
+        `factors` are float64. An example of factor 0 adds nothing, whatever its gradient is; it is overwritten.
+        """
+        total: Tensor | None = None
+        for group in groups_of(len(factors)):
+            part = self._group_sum(group, factors[group], None)
+            total = part if total is None else total.double().add_(part)
+        assert total is not None
+        return self._restored(total)
+
+    def _group_sum(self, examples: slice, factors: Tensor, into: Tensor | None) -> Tensor:
+        """Return the weighted sum over at most `GROUP` examples as [parts, 1, entries], added to `into`."""
+        flat = self._flat()[:, examples]
+        zero = (factors == 0).nonzero().squeeze(1)
+        if len(zero):  # 0 · NaN is NaN
+            flat[:, zero] = 0
+        weights = round_down(factors, flat.dtype).expand(len(flat), 1, -1)
+        return torch.bmm(weights, flat) if into is None else into.baddbmm_(weights, flat)
+
+    def _restored(self, total: Tensor) -> Tensor:
+        return self.restore(total.view(len(total), 1, *self.raw.shape[2:])).squeeze(0)
 
     def _flat(self) -> Tensor:
         return self.raw.flatten(2) if self.raw.dim() > 2 else self.raw.unsqueeze(2)
@@ -60,7 +131,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """Only the squared norms of one parameter's gradients, and a way to compute their weighted sum later."""
+    """Only the squared norms (float64) of one parameter's gradients, and a way to compute their weighted sum later.
+
+    `summed` takes float64 factors; no example's share in it may be longer than factor × norm, rounding apart.
+    """
 
     squares: Tensor
     summed: Callable[[Tensor], Tensor]
@@ -75,6 +149,59 @@ class Deferred:
 
 
 ExampleGradient = Kept | Deferred
+
+
+def sum_again(make: Callable[[slice], Kept], squares: Tensor, factors: Tensor, chunk: int) -> Tensor:
+    """Return sum_i factors[i] · gradient_i for gradients that were measured and dropped, made again `chunk` at a time.
+
+    Guarantee: the share of an example is at most factor × sqrt(squares) long, however wrong the measurement was: a
+        gradient that turns out longer is scaled down. Measurement and gradient are different computations, and where
+        positions cancel, the difference of their rounding errors has no bound in terms of either.
+    """
+    total: Tensor | None = None
+    kept: Kept | None = None
+    for group in groups_of(len(factors)):
+        part: Tensor | None = None
+        for start in range(group.start, group.stop, chunk):
+            examples = slice(start, min(start + chunk, group.stop))
+            kept = make(examples)
+            shrink = (squares[examples] / kept.squared_norms()).sqrt().clamp(max=1.0).nan_to_num(nan=0.0)
+            part = kept._group_sum(slice(None), factors[examples] * shrink, part)
+        assert part is not None
+        total = part if total is None else total.double().add_(part)
+    assert kept is not None
+    assert total is not None
+    return kept._restored(total)
+
+
+def groups_of(examples: int) -> list[slice]:
+    """Return slices of at most `GROUP` examples, as equal as they can be."""
+    step = math.ceil(examples / max(1, math.ceil(examples / GROUP)))
+    return [slice(start, min(start + step, examples)) for start in range(0, examples, max(1, step))]
+
+
+def squared_lengths(vectors: Tensor) -> Tensor:
+    """Return the sum of squares over the last dimension, float64; infinite if a square is."""
+    if vectors.dtype == torch.float64:
+        return torch.linalg.vector_norm(vectors, dim=-1).square()
+    whole = vectors.shape[-1] // NORM_BLOCK * NORM_BLOCK
+    squares = torch.linalg.vector_norm(vectors[..., whole:], dim=-1).double().square()
+    if whole:
+        blocks = vectors[..., :whole].view(*vectors.shape[:-1], -1, NORM_BLOCK)
+        squares += torch.linalg.vector_norm(blocks, dim=-1).double().square().sum(dim=-1)
+    return squares
+
+
+def round_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return non-negative float64 `factors` in `dtype`, none of them larger than it was."""
+    rounded = factors.to(dtype)
+    return torch.where(rounded.double() > factors, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
+
+
+def nonzero_rows(rows: Tensor, factors: Tensor) -> Tensor:
+    """Return `rows` with zeros in those of factor 0: 0 · NaN is NaN."""
+    zero = (factors == 0).nonzero().squeeze(1)
+    return rows.index_fill(0, zero, 0) if len(zero) else rows
 
 
 class Scratch:
@@ -121,9 +248,3 @@ class LayerCall:
         """Return whether keeping the gradients of parameter `name` stays within the memory allowance."""
         parameter = self.module.get_parameter(name)
         return name in self.keep or self.examples * parameter.numel() * parameter.element_size() <= KEPT_BYTES
-
-
-def row_factors(factors: Tensor, copies: int, dims: int) -> Tensor:
-    """Return the factor of each row, shaped to multiply a tensor with `dims` dimensions."""
-    rows = factors if copies == 1 else factors.repeat_interleave(copies)
-    return rows.view(-1, *[1] * (dims - 1))

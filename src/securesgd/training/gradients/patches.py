@@ -140,9 +140,13 @@ def _row_by_row(into: Tensor, x: Tensor, g: Tensor, geometry: Geometry) -> None:
         (images, source.shape[1], columns, kw, channels), (image, row, sw * column, dw * column, channel)
     ).reshape(images, source.shape[1], columns, kw * channels)
     windows = geometry.windows(0, x.shape[1], rows)
+    left = g.reshape(images, rows * columns, maps).transpose(1, 2).contiguous()  # the product is faster from it
     for tap, (outputs, inputs) in enumerate(windows):
         if outputs.start == outputs.stop:
             into[tap].zero_()
             continue
-        left = g[:, outputs].reshape(images, -1, maps).transpose(1, 2)
-        torch.bmm(left, unfolded[:, inputs].flatten(1, 2), out=into[tap])
+        torch.bmm(
+            left[:, :, outputs.start * columns : outputs.stop * columns],
+            unfolded[:, inputs].flatten(1, 2),
+            out=into[tap],
+        )
