@@ -42,8 +42,8 @@ EXPERIMENTS: dict[str, Any] = FIGURES | {
 }
 PROFILES = ("quick", "paper")
 SEEDED_ROWS = (
-    "fixed seeds, so that the rows can be made again: their epsilon is that of the same training with a secret key, and "
-    "no guarantee for these very models"
+    "fixed seeds, so that the rows can be made again: their epsilon is that of the same training with a secret key, "
+    "and no guarantee for these very models"
 )
 
 
