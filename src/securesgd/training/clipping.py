@@ -20,7 +20,7 @@ from securesgd.training.admission import check_model
 from securesgd.training.bookkeeping import Bookkeeping
 from securesgd.training.gradients.forms import Scratch, Unfit
 from securesgd.training.one_by_one import one_by_one
-from securesgd.training.random_state import RandomState
+from securesgd.training.random_state import BufferState, RandomState
 from securesgd.training.recording import require_no_hooks, units_of
 from securesgd.training.separation import Evidence, Passes, check_separation, is_due
 
@@ -61,7 +61,9 @@ class ClippingEngine:
         or by less than 1e-5 of their losses and gradients.
 
     The model is used as it is: its parameters, their `.grad`, its mode and its hooks are left as they were. Dropout
-    and noise layers keep working; `random_state` says which generators are wound back when a pass is repeated.
+    and noise layers keep working; `random_state` says which generators are wound back when a pass is repeated. Buffers
+    (a counter, the vectors of a spectral norm) move by one pass per call, however many passes the call takes, so that
+    they do not tell the size of the batch.
 
     Raises:
         InvalidInputError: the model has a layer that mixes examples, or `max_grad_norm` is not a positive number.
@@ -113,8 +115,10 @@ class ClippingEngine:
         if len(inputs) and is_due(self._calls):
             some = slice(0, max(2, step))  # with fewer than two there is nothing to tell apart
             evidence = self._check_separation(parameters, inputs[some], targets[some], loss, copies)
+        buffers = BufferState.of(self.model)
         for start in range(0, len(inputs), step):
             piece = slice(start, start + step)
+            buffers.restore()
             sums, square, value = self._piece(parameters, inputs[piece], targets[piece], loss, copies, start, evidence)
             evidence = None
             for name, gradient in sums.items():
@@ -194,6 +198,7 @@ class ClippingEngine:
     ) -> Sums:
         """Return (clipped sum, squared norms, losses) of one micro-batch whose first example is number `start`."""
         with torch.enable_grad():
+            buffers = BufferState.of(self.model)
             while self.slow_reason is None and len(inputs) > 1:
                 before = RandomState.of(self.model)
                 try:
@@ -204,8 +209,15 @@ class ClippingEngine:
                     if not self._needs_contiguous_images(error):
                         raise
                 before.restore()
+                buffers.restore()
+
+            def model(x: Tensor) -> Tensor:
+                buffers.restore()
+                outputs: Tensor = self.model(x)
+                return outputs
+
             sums, squares, losses = one_by_one(
-                self.model, parameters, inputs, targets, _per_row(loss), copies, self._clip_factors
+                model, parameters, inputs, targets, _per_row(loss), copies, self._clip_factors
             )
         _require_finite(losses, "loss", start)
         _require_finite(squares, "gradient norm", start)

@@ -69,7 +69,8 @@ def units_of(model: nn.Module) -> list[Unit]:
         seen.add(id(module))
         own = [p for p in module._parameters.values() if p is not None and p.requires_grad]
         if own or hasattr(module, "parametrizations"):
-            rule, dims = rule_for(module)
+            scripted = isinstance(module, torch.jit.ScriptModule)
+            rule, dims = (generic_gradients, None) if scripted else rule_for(module)
             trainable = {
                 name: names[id(p)] for name, p in module.named_parameters() if p.requires_grad and id(p) in names
             }

@@ -106,7 +106,7 @@ class Passes:
         self.before.restore()
         state = RandomState.of(model)
         mode = _StillRandomness() if still else None
-        with mode or nullcontext(), torch.set_grad_enabled(bool(weights)):
+        with mode or nullcontext(), torch.enable_grad():
             losses = self.loss(model(_take(self.rows, numbers)), self.wanted[numbers])
             gradients = [self._gradient(losses, w) for w in weights]
         draws = not state.untouched()
@@ -160,8 +160,9 @@ def check_separation(passes: Passes, *, thorough: bool) -> Evidence | None:
 
     Raises:
         InvalidInputError: the loss or gradient of an example depends on other examples of the batch, or a buffer,
-            a parameter or a later pass depends on the examples of this one.
-        Unfit: passes cannot be repeated, or an example has another loss alone than within its batch.
+            a parameter or a later pass depends on the examples of this one, or passes cannot be repeated.
+        Unfit: an example has another loss alone than within its batch, or which random numbers it gets depends on the
+            others: run alone, it is bounded all the same.
     """
     passes = passes.remember()
     try:
@@ -315,7 +316,11 @@ def _require_same_buffers(a: _Pass, b: _Pass, how: str) -> None:
 
 def _require_repeatable(noise: float, moved: float) -> None:
     if noise > moved / 100:
-        raise Unfit("two passes over the same batch differ: the model draws random numbers that cannot be wound back")
+        raise InvalidInputError(
+            "two passes over the same batch with the same random numbers differ: the model, its loss or a hook "
+            "remembers something outside its buffers, or draws from a generator of its own; keep nothing between passes "
+            "and draw from torch, numpy or random"
+        )
 
 
 class _StillRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -329,6 +334,9 @@ class _StillRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.complete = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket is torch.ops.aten.rrelu_with_noise:
+            x, slopes = args[:2]  # drawn for negative values only, so that their number depends on the examples
+            return x * slopes.copy_(torch.where(x > 0, 1.0, 0.75))
         result = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded in func.tags:
             if isinstance(result, Tensor) and (result.is_floating_point() or result.dtype == torch.bool):
