@@ -56,8 +56,8 @@ class ClippingEngine:
         all parameters together, up to rounding (relative 1e-5 in float32, 1e-10 in float64).
 
     Assumes: no example moves the loss or gradient of another, now or in a later step. Layers known to do so are
-        refused; others are looked for (`check_separation`) in the first call, in calls 4, 16 and 64, when a layer is
-        first used, and in one call of 256 by chance. What is left is a model that mixes examples only now and then,
+        refused; others are looked for (`check_separation`) in the first call, in calls 8 and 64, when a layer is
+        first used, and in one call of 1024 by chance. What is left is a model that mixes examples only now and then,
         or by less than 1e-5 of their losses and gradients.
 
     The model is used as it is: its parameters, their `.grad`, its mode and its hooks are left as they were. Dropout
@@ -156,7 +156,7 @@ class ClippingEngine:
         thorough, self._checked_call = self._checked_call == 0, self._calls
         while True:
             rows, wanted = self._rows(inputs, targets, copies)
-            before = RandomState.of(self.model)
+            before = RandomState.of(self.model, beyond_torch=True)
             passes = Passes(self.model, parameters, rows, wanted, _per_row(loss), copies, before)
             try:
                 return check_separation(passes, thorough=thorough)
@@ -200,7 +200,7 @@ class ClippingEngine:
         with torch.enable_grad():
             buffers = BufferState.of(self.model)
             while self.slow_reason is None and len(inputs) > 1:
-                before = RandomState.of(self.model)
+                before = RandomState.of(self.model, beyond_torch=self._checked_call == self._calls)
                 try:
                     return self._fast(parameters, inputs, targets, loss, copies, start, evidence)
                 except Unfit as reason:

@@ -13,15 +13,17 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """States of torch's own generators (CPU and the model's CUDA devices), of any held by a module, and of the global
-    ones of numpy and Python."""
+    """States of torch's own generators (CPU and the model's CUDA devices) and of any held by a module.
+
+    `beyond_torch` holds those of numpy's and Python's global generators, if they were asked for: reading them takes
+    2 % of the step of a small network.
+    """
 
     states: list[tuple[torch.Generator, Tensor]]
-    numpy_state: dict[str, Any]
-    python_state: tuple[Any, ...]
+    beyond_torch: tuple[dict[str, Any], tuple[Any, ...]] | None = None
 
     @classmethod
-    def of(cls, model: nn.Module) -> "RandomState":
+    def of(cls, model: nn.Module, *, beyond_torch: bool = False) -> "RandomState":
         """Return the present state of every generator reachable as an attribute of a module of `model`."""
         found = {id(torch.default_generator): torch.default_generator}
         for device in {p.device for p in model.parameters()}:
@@ -34,23 +36,29 @@ class RandomState:
                 if isinstance(value, torch.Generator):
                     found[id(value)] = value
         states = [(generator, generator.get_state()) for generator in found.values()]
-        return cls(states, np.random.get_state(legacy=False), random.getstate())  # noqa: NPY002
+        return cls(states, _global_states() if beyond_torch else None)
 
     def untouched(self) -> bool:
         """Return whether no generator was drawn from since the state was recorded."""
-        now, was = np.random.get_state(legacy=False)["state"], self.numpy_state["state"]  # noqa: NPY002
-        return (
-            all(torch.equal(generator.get_state(), state) for generator, state in self.states)
-            and (now["pos"], now["key"].tobytes()) == (was["pos"], was["key"].tobytes())
-            and random.getstate() == self.python_state
-        )
+        if self.beyond_torch is not None:
+            (numpy_now, python_now), (numpy_before, python_before) = _global_states(), self.beyond_torch
+            words, words_before = numpy_now["state"], numpy_before["state"]
+            moved = words["pos"] != words_before["pos"] or not np.array_equal(words["key"], words_before["key"])
+            if moved or python_now != python_before:
+                return False
+        return all(torch.equal(generator.get_state(), state) for generator, state in self.states)
 
     def restore(self) -> None:
         """Wind every generator back to the recorded state."""
         for generator, state in self.states:
             generator.set_state(state)
-        np.random.set_state(self.numpy_state)  # noqa: NPY002
-        random.setstate(self.python_state)
+        if self.beyond_torch is not None:
+            np.random.set_state(self.beyond_torch[0])  # noqa: NPY002
+            random.setstate(self.beyond_torch[1])
+
+
+def _global_states() -> tuple[dict[str, Any], tuple[Any, ...]]:
+    return np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
 
 
 @dataclass(frozen=True, slots=True)
