@@ -47,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("fixed_chance")
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("copies", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mix", MIXING)
 def test_a_model_that_mixes_examples_is_refused(mix: str, copies: int, dropout: float) -> None:
     engine = ClippingEngine(Mixer(MIXING[mix], dropout), 1.0)
@@ -159,6 +159,17 @@ def test_an_example_whose_loss_is_not_finite_hides_no_mixing() -> None:
         ClippingEngine(Mixer(MIXING["previous_row_detached"]), 1.0).clipped_sum(inputs, targets, cross_entropy)
 
 
+def test_a_gradient_that_is_not_finite_hides_no_mixing() -> None:
+    """The losses are finite and tell it."""
+
+    def blinding(outputs: Tensor, targets: Tensor) -> Tensor:
+        centred = outputs - outputs.detach().mean(dim=0)
+        return cross_entropy(centred, targets) + (0 * outputs[:, 0]).abs().sqrt()
+
+    with pytest.raises(InvalidInputError, match=REFUSED):
+        ClippingEngine(Mixer(nothing), 1.0).clipped_sum(*batch(), blinding)
+
+
 class PrefixSums(nn.Module):
     """A linear layer on the sum of an example and all before it in the batch."""
 
@@ -212,7 +223,7 @@ def test_a_causal_mixer_tells_membership_through_train_unless_it_is_refused(
     direction = member - stranger
     assert direction.norm() > 10  # of examples that are clipped to 1
     right = 0
-    for run in range(20):
+    for run in range(10):
         right += int((released(with_target, f"with {run}") - (member + stranger) / 2) @ direction > 0)
         right += int((released(others, f"without {run}") - (member + stranger) / 2) @ direction < 0)
-    assert right >= 35  # of 40; the best test within the theorem gets there once in 85,000 times
+    assert right == 20  # the best test within the theorem gets there once in 150,000 times

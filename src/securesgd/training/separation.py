@@ -330,6 +330,10 @@ class _StillRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.complete = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else its first use imports the compiler, a second of start-up
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket is torch.ops.aten.rrelu_with_noise:
             x, slopes = args[:2]  # drawn for negative values only, so that their number depends on the examples
