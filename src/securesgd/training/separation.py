@@ -30,7 +30,7 @@ from securesgd.training.random_state import RandomState
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # equal shapes give equal bits on the CPU; this is for others
 _ALONE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}  # another batch size is another order of rounding
 _FIRST_CALLS = (1, 8, 64)
-_EVERY = 1024  # later checks cost 1.4 steps of a convolutional network and 3.4 of a small dense one: under 1 % of a run
+_EVERY = 1024  # a later check costs 1.4 steps of a convolutional network, 3.4 of a small dense one: 0.4 % at most
 _MORE_SPLITS = 8  # of the first check, in which losses alone are compared
 _MIXED = (
     "the loss of one example depends on other examples of its batch: clipping cannot bound the influence of one "
