@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from securesgd.errors import InvalidInputError
+from securesgd.training import clipping
 from securesgd.training.clipping import ClippingEngine
 from tests.training.clipping_reference import cross_entropy, distance, norm, reference
 
@@ -173,7 +175,7 @@ class Shifted(nn.Module):
         return self.scale * (x - x.detach().mean(dim=0) / 2)
 
 
-def test_values_shared_without_gradient_are_noticed_by_the_loss_alone() -> None:
+def test_values_shared_without_gradient_are_refused() -> None:
     class Detached(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x - x.detach().mean(dim=0) / 2
@@ -181,18 +183,19 @@ def test_values_shared_without_gradient_are_noticed_by_the_loss_alone() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), Detached(), nn.Linear(6, 4)).double()
     inputs, targets = torch.randn(5, 6, dtype=torch.float64), torch.randint(4, (5,))
-    expected, _ = reference(model, inputs, targets, 0.5)
-    with pytest.warns(UserWarning, match="within its batch and .* alone"):
-        result = ClippingEngine(model, 0.5).clipped_sum(inputs, targets, cross_entropy)
-    assert distance(result.gradients, expected) <= 1e-10 * norm(expected)
+    with pytest.raises(InvalidInputError, match="depends on other examples"):
+        ClippingEngine(model, 0.5).clipped_sum(inputs, targets, cross_entropy)
 
 
-def test_a_custom_module_that_depends_on_the_batch_is_run_on_each_example_alone() -> None:
+def test_a_custom_module_that_depends_on_the_batch_is_run_on_each_example_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = nn.Sequential(Shifted(), nn.Linear(6, 4)).double()
     inputs, targets = torch.randn(5, 6, dtype=torch.float64), torch.randint(4, (5,))
     expected, _ = reference(model, inputs, targets, 0.5)
     engine = ClippingEngine(model, 0.5)
     engine._separate = {"0", "1"}  # so that only the re-run of the module can notice
+    monkeypatch.setattr(clipping, "is_due", lambda call: False)
     with pytest.warns(UserWarning, match="'0'.*does not give the recorded output"):
         result = engine.clipped_sum(inputs, targets, cross_entropy)
     assert distance(result.gradients, expected) <= 1e-10 * norm(expected)

@@ -32,6 +32,11 @@ def check_model(model: nn.Module) -> None:
                 f"parameter {name!r} has type {parameter.dtype}: clipping needs float32 or float64, "
                 "since norms in a shorter type are too inexact to bound a gradient"
             )
+        if parameter._post_accumulate_grad_hooks:
+            raise InvalidInputError(
+                f"parameter {name!r} has a hook that runs after its gradient is accumulated (an optimizer step in the "
+                "backward pass, say): private gradients are not accumulated, so it would not run; remove it"
+            )
         if parameter.device != trainable[0][1].device:
             raise InvalidInputError(
                 f"parameter {name!r} is on {parameter.device}, {trainable[0][0]!r} on {trainable[0][1].device}: "

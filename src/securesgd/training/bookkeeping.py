@@ -7,6 +7,7 @@ weighted sum follows from what its rule kept, or from gradients made again a few
 
 __all__ = ["Bookkeeping"]
 
+import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ class Bookkeeping:
     _uses: Counter[str] = field(default_factory=Counter)
     _received: int = 0
     _mixed: str | None = None
-    _probing: bool = False
+    _foreign_rows: Tensor | None = None  # while probing: the rows that must have no gradient
     _found: list[tuple[str, ExampleGradient]] = field(default_factory=list)
     _shared: dict[str, Tensor] = field(default_factory=dict)
 
@@ -53,28 +54,54 @@ class Bookkeeping:
         return losses
 
     def check_separate(self, losses: Tensor, rows: Tensor) -> None:
-        """Return if the loss of the first example depends on that example's rows alone.
+        """Return if no loss in a random half of the examples has a gradient at the other half's rows, and the reverse.
 
-        This is one more backward pass; the engine asks for it once per unit, not once per step.
+        These are two more backward passes; the engine asks for them once per unit, not once per step.
 
         Raises:
-            InvalidInputError: the loss depends on another example's input.
+            InvalidInputError: a loss depends on another example's input.
             Unfit: a layer's rows do not belong to the examples in order.
         """
         if not self.used:
             return
-        self._probing = True
-        of_rows, *_ = torch.autograd.grad(
-            losses[: self.copies].sum(), self._sources(rows), retain_graph=True, allow_unused=True
-        )
-        self._probing = False
-        if rows.requires_grad and of_rows is not None and _any(of_rows[self.copies :]):
-            raise InvalidInputError(
-                "the loss of one example depends on other examples of its batch: clipping cannot bound the influence "
-                "of one example; use layers and a loss that treat examples one by one"
+        chance = torch.Generator().manual_seed(secrets.randbits(63))
+        first = torch.randperm(self.examples, generator=chance) < self.examples // 2
+        for half in (first, ~first):
+            own = half.repeat_interleave(self.copies).to(losses.device)
+            self._foreign_rows = ~own
+            of_rows, *_ = torch.autograd.grad(
+                losses[own].sum(), self._sources(rows), retain_graph=True, allow_unused=True
             )
-        if self._mixed is not None:
-            raise Unfit(f"rows of module {self._mixed!r} do not belong to the examples in order")
+            self._foreign_rows = None
+            if rows.requires_grad and of_rows is not None and _any(of_rows[~own]):
+                raise InvalidInputError(
+                    "the loss of one example depends on other examples of its batch: clipping cannot bound the "
+                    "influence of one example; use layers and a loss that treat examples one by one"
+                )
+            if self._mixed is not None:
+                raise Unfit(f"rows of module {self._mixed!r} do not belong to the examples in order")
+
+    @torch.no_grad()
+    def check_sums(self, weights: Tensor, expected: dict[str, Tensor], squares: Tensor) -> None:
+        """Return if sum_i weights[i] · gradient_i is what an ordinary backward pass gave for it, up to rounding.
+
+        The weights are random, so that gradients which belong to other examples, or are not those of the model (a hook
+        changed them, a layer's forward was replaced), do not add up to it.
+
+        Raises:
+            Unfit: it is not.
+        """
+        scale = float((weights.to(squares) * squares.sqrt()).sum())
+        sums: dict[str, Tensor] = {}
+        for name, gradient in self._found:
+            part = gradient.weighted_sum(weights)
+            sums[name] = sums[name] + part if name in sums else part
+        for name in sums.keys() | expected.keys():
+            a, b = sums.get(name), expected.get(name)
+            gap = (a if b is None else b if a is None else a - b).norm().item()  # type: ignore[union-attr]
+            tolerance = 1e-9 if next(iter(expected.values())).dtype == torch.float64 else 1e-4
+            if not gap <= tolerance * scale:
+                raise Unfit(f"the gradient of {name!r} is not that of an ordinary backward pass (off by {gap:.3g})")
 
     def squared_norms(self, losses: Tensor, rows: Tensor) -> Tensor:
         """Return the squared gradient norm of each example, in float64, after the backward pass."""
@@ -121,8 +148,8 @@ class Bookkeeping:
 
     def _receive(self, call: Call, output_gradient: Tensor) -> None:
         """Measure one call: autograd calls this when the gradient of the call's output is complete."""
-        if self._probing:
-            if _any(output_gradient[self.copies :]):
+        if self._foreign_rows is not None:
+            if _any(output_gradient[self._foreign_rows]):
                 self._mixed = call.unit.name
             return
         if call not in self.used:

@@ -17,11 +17,13 @@ changes; so do their gradients, norms and clip factors. Only sums over examples 
 
 __all__ = ["ClippedSum", "ClippingEngine"]
 
+import copy
 import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +33,15 @@ from securesgd.training.admission import check_model
 from securesgd.training.bookkeeping import Bookkeeping
 from securesgd.training.gradients.forms import MOST_EXAMPLES, Scratch, Unfit, rounding_slack
 from securesgd.training.one_by_one import one_by_one
-from securesgd.training.random_state import RandomState
-from securesgd.training.recording import units_of
+from securesgd.training.random_state import BufferState, RandomState
+from securesgd.training.recording import require_no_hooks, units_of
+from securesgd.training.separation import Evidence, Passes, check_separation, is_due, made_up_examples, replica
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Parameters = dict[str, nn.Parameter]
 SMALLEST_NORM = 1e-10
 Sums = tuple[dict[str, Tensor], Tensor, Tensor]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +76,15 @@ class ClippingEngine:
         hold, and products of matrices are sums of products in IEEE arithmetic (numbers below 2^-126 may be flushed to
         zero). The random numbers of dropout and noise layers are secret and drawn for the null record too: leaving a
         row out instead shifts the draws of all that follow, which changes the sum by up to 2C for each of them. The
-        forward pass changes no state that carries an example's data into later steps (counters and random generators
-        are fine; running statistics of examples are not), and raises no error that depends on the data. Layers known
-        to do so are refused. Examples that influence each other are noticed by their gradients, and in models without
-        randomness by their losses; what is left is a model that draws random numbers and shares detached values
-        between examples.
+        forward pass raises no error that depends on the data, and no example moves the loss or gradient of another, now
+        or in a later step. Layers known to do so are refused; others are looked for (`check_separation`) in the first
+        call, in calls 8 and 64, when a layer is first used, and in one call of 1024 by chance. What is left is a model
+        that mixes examples only now and then, or by less than 1e-5 of their losses and gradients.
 
     The model is used as it is: its parameters, their `.grad`, its mode and its hooks are left as they were. Dropout
-    and noise layers keep working; `random_state` says which generators are wound back when a pass is repeated.
+    and noise layers keep working; `random_state` says which generators are wound back when a pass is repeated. Buffers
+    (a counter, the vectors of a spectral norm) move by one pass per call, however many passes the call takes, so that
+    they do not tell the size of the batch.
 
     Raises:
         InvalidInputError: the model has a layer that mixes examples, or `max_grad_norm` is not a positive number.
@@ -95,6 +100,8 @@ class ClippingEngine:
         self.slow_reason: str | None = None
         """Why the examples are run one by one, or None while the fast path is in use."""
         self._separate: set[str] = set()  # units whose rows were seen to belong to the examples
+        self._calls = 0
+        self._checked_call = 0  # the last call in which the examples were seen to be separate
         self._channels_last = True
         self._scratch: defaultdict[str, Scratch] = defaultdict(Scratch)
 
@@ -133,8 +140,14 @@ class ClippingEngine:
         squares = [torch.zeros(0, dtype=torch.float64, device=example.device)]
         losses = [torch.zeros(0, dtype=example.dtype, device=example.device)]
         step = micro_batch or max(1, len(inputs))
+        self._calls += 1 if len(inputs) else 0
+        if len(inputs) and is_due(self._calls):
+            some = slice(0, max(2, step))  # with fewer than two there is nothing to tell apart
+            self._check_separation(parameters, inputs[some], targets[some], loss, copies)
+        buffers = BufferState.of(self.model)
         for start in range(0, len(inputs), step):
             piece = slice(start, start + step)
+            buffers.restore()
             sums, square, value = self._piece(parameters, inputs[piece], targets[piece], loss, copies)
             for name, gradient in sums.items():
                 total[name] = total[name].double().add_(gradient) if name in total else gradient
@@ -170,22 +183,110 @@ class ClippingEngine:
         factors = (self.max_grad_norm / squares.sqrt()).clamp(max=1.0)
         return torch.where(squares.isfinite() & losses.isfinite(), factors, 0.0)
 
+    def _check_separation(
+        self, parameters: Parameters, inputs: Tensor, targets: Tensor, loss: Loss, copies: int
+    ) -> None:
+        """Return if the examples are separate; if only the slow path is sound, take it from now on.
+
+        Raises:
+            InvalidInputError: an example depends on others.
+        """
+        if len(inputs) == 1:  # so that a model that remembers examples is seen before the first batch of two
+            inputs = torch.cat([inputs, torch.zeros_like(inputs)])
+            targets = torch.cat([targets, targets])
+        thorough, self._checked_call = self._checked_call == 0, self._calls
+
+        def check(inputs: Tensor, targets: Tensor, made_up: bool) -> Evidence | None:
+            rows, wanted = self._rows(inputs, targets, copies)
+            before = RandomState.of(self.model, beyond_torch=True)
+            passes = Passes(self.model, parameters, rows, wanted, _per_row(loss), copies, before)
+            return check_separation(passes, thorough=thorough, made_up=made_up)
+
+        try:
+            self._with_images_as_needed(lambda: check(inputs, targets, False))
+            inputs, targets = made_up_examples(inputs, targets)
+            try:
+                evidence = self._with_images_as_needed(lambda: check(inputs, targets, True))
+            except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                if isinstance(error, InvalidInputError):
+                    raise
+                return  # the model does not take what was made up
+            self._with_images_as_needed(
+                lambda: self._check_fast_path(parameters, inputs, targets, loss, copies, evidence)
+            )
+        except Unfit as reason:
+            self._take_slow_path(reason)
+
+    def _check_fast_path(
+        self,
+        parameters: Parameters,
+        inputs: Tensor,
+        targets: Tensor,
+        loss: Loss,
+        copies: int,
+        evidence: Evidence | None,
+    ) -> None:
+        """Return if the fast path gives for these examples what an ordinary backward pass gave. Leaves no trace."""
+        if self.slow_reason is not None or evidence is None:
+            return
+        twin, before = copy.copy(self), RandomState.of(self.model, beyond_torch=True)
+        twin.model, twin._separate = replica(self.model), set()
+        try:
+            with torch.enable_grad():
+                twin._fast(parameters, inputs, targets, loss, copies, evidence)
+        finally:
+            before.restore()
+
+    def _with_images_as_needed(self, action: Callable[[], T]) -> T:
+        """Return what `action` returns; once more with contiguous images if the model calls .view on one."""
+        while True:
+            try:
+                return action()
+            except RuntimeError as error:
+                if not self._needs_contiguous_images(error):
+                    raise
+
+    def _take_slow_path(self, reason: Unfit) -> None:
+        if self.slow_reason is None:
+            self.slow_reason = str(reason)
+            warnings.warn(f"clipping runs the examples one by one: {reason}", stacklevel=5)
+
+    def _needs_contiguous_images(self, error: RuntimeError) -> bool:
+        """Return whether `error` came from .view on an image; if so, images are kept contiguous from now on."""
+        was, fits = self._channels_last, "view size is not compatible" in str(error)
+        self._channels_last = was and not fits
+        return was and fits
+
+    def _rows(self, inputs: Tensor, targets: Tensor, copies: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets with every example `copies` times in a row, in the layout that runs fastest."""
+        rows = inputs.repeat_interleave(copies, dim=0) if copies > 1 else inputs
+        wanted = targets.repeat_interleave(copies, dim=0) if copies > 1 else targets
+        if self._channels_last and rows.dim() == 4 and any(type(u.module) is nn.Conv2d for u in units_of(self.model)):
+            rows = torch.empty_like(rows, memory_format=torch.channels_last).copy_(rows)
+        return rows, wanted
+
     def _piece(self, parameters: Parameters, inputs: Tensor, targets: Tensor, loss: Loss, copies: int) -> Sums:
         """Return (clipped sum, squared norms, losses) of one micro-batch."""
         with torch.enable_grad():
+            buffers = BufferState.of(self.model)
             while self.slow_reason is None and len(inputs) > 1:
-                before = RandomState.of(self.model)
+                before = RandomState.of(self.model, beyond_torch=self._checked_call == self._calls)
                 try:
-                    return self._fast(parameters, inputs, targets, loss, copies, before)
+                    return self._fast(parameters, inputs, targets, loss, copies)
                 except Unfit as reason:
-                    self.slow_reason = str(reason)
-                    warnings.warn(f"clipping runs the examples one by one: {reason}", stacklevel=4)
+                    self._take_slow_path(reason)
                 except RuntimeError as error:
-                    if not self._channels_last or "view size is not compatible" not in str(error):
+                    if not self._needs_contiguous_images(error):
                         raise
-                    self._channels_last = False  # the model calls .view on an image: keep images contiguous
                 before.restore()
-            return one_by_one(self.model, parameters, inputs, targets, _per_row(loss), copies, self._clip_factors)
+                buffers.restore()
+
+            def model(x: Tensor) -> Tensor:
+                buffers.restore()
+                outputs: Tensor = self.model(x)
+                return outputs
+
+            return one_by_one(model, parameters, inputs, targets, _per_row(loss), copies, self._clip_factors)
 
     def _fast(
         self,
@@ -194,30 +295,29 @@ class ClippingEngine:
         targets: Tensor,
         loss: Loss,
         copies: int,
-        before: RandomState,
+        evidence: Evidence | None = None,
     ) -> Sums:
         """Return the same as `_piece` from one forward and one backward pass, or raise `Unfit`."""
         units = units_of(self.model)
-        rows = inputs.repeat_interleave(copies, dim=0) if copies > 1 else inputs
-        wanted = targets.repeat_interleave(copies, dim=0) if copies > 1 else targets
-        if self._channels_last and rows.dim() == 4 and any(type(u.module) is nn.Conv2d for u in units):
-            rows = torch.empty_like(rows, memory_format=torch.channels_last).copy_(rows)
+        require_no_hooks(units)
+        rows, wanted = self._rows(inputs, targets, copies)
         if not self._separate and rows.is_floating_point():
             rows = rows.detach().requires_grad_()  # so that the first pass sees examples mixed before any layer
         trainable = {id(p): name for name, p in parameters.items()}
         book = Bookkeeping(units, trainable, len(inputs), copies, self._scratch)
         try:
-            return self._booked(book, rows, wanted, loss, before)
+            return self._booked(book, parameters, rows, wanted, loss, evidence)
         finally:
             book.release()
 
     def _booked(
         self,
         book: Bookkeeping,
+        parameters: Parameters,
         rows: Tensor,
         wanted: Tensor,
         loss: Loss,
-        before: RandomState,
+        evidence: Evidence | None,
     ) -> Sums:
         """Return the same as `_fast`, with the records in `book`."""
         copies = book.copies
@@ -226,11 +326,14 @@ class ClippingEngine:
         names = {call.unit.name for call in book.used}
         if not names <= self._separate:
             book.check_separate(values, rows)
-            if before.untouched() and losses[0].isfinite():  # with noise, an example alone would draw other numbers
-                alone = _per_row(loss)(self.model(rows[:copies].detach()), wanted[:copies]).detach()
-                _require_same(alone.mean(), losses[0])
+            if self._checked_call != self._calls:  # a layer that was not used before
+                self._check_separation(parameters, rows[::copies].detach(), wanted[::copies], loss, copies)
+                if self.slow_reason is not None:
+                    raise Unfit(self.slow_reason)
             self._separate |= names
         squares = book.squared_norms(values, rows)
+        if evidence is not None:
+            book.check_sums(evidence.weights, evidence.gradients, squares)
         return book.weighted_sums(self._clip_factors(squares, losses)), squares, losses
 
 
@@ -256,10 +359,3 @@ def _per_row(loss: Loss) -> Loss:
         return values
 
     return checked
-
-
-def _require_same(alone: Tensor, within: Tensor) -> None:
-    """Raise `Unfit` unless an example has the same loss alone and within its batch, up to rounding."""
-    tolerance = 1e-4 if within.dtype == torch.float32 else 1e-8
-    if not torch.isclose(alone, within, rtol=tolerance, atol=tolerance / 10):
-        raise Unfit(f"an example's loss is {within.item():.6g} within its batch and {alone.item():.6g} alone")

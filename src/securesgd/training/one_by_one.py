@@ -13,7 +13,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def one_by_one(
-    model: nn.Module,
+    model: Callable[[Tensor], Tensor],
     parameters: Mapping[str, nn.Parameter],
     inputs: Tensor,
     targets: Tensor,

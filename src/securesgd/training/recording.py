@@ -4,10 +4,11 @@ A *unit* is a module that owns trainable parameters itself; a unit of a type wit
 below it. Hooks record every call of a unit: its input now, the gradient of its output during the backward pass.
 `parameter_uses` then walks autograd's own graph and checks that every path from the losses to a trainable parameter
 enters through the output of a recorded call of the unit that owns it. Whatever a model does besides (parameters used
-by a foreign module, outputs bypassed by in-place changes, calls without gradient) fails that check.
+by a foreign module, outputs bypassed by in-place changes, calls without gradient) fails that check. So do hooks of the
+user's own on a unit, its output or its parameters: they change what a layer computes, or its gradient.
 """
 
-__all__ = ["Call", "Recorder", "Unit", "parameter_uses", "units_of"]
+__all__ = ["Call", "Recorder", "Unit", "parameter_uses", "require_no_hooks", "units_of"]
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.nn.modules import module as torch_module
 
 from securesgd.training.gradients.forms import Unfit
 from securesgd.training.gradients.generic import generic_gradients
@@ -46,6 +48,7 @@ class Call:
     output: Tensor | None
     edge: GradientEdge
     first: bool  # nothing before it needs a gradient
+    output_hooks: dict[int, Any]  # of the output tensor; the recorder's own is one
 
     def checked_inputs(self) -> tuple[Tensor, ...]:
         """Return the inputs, or raise `Unfit` if they were changed in place since the call."""
@@ -66,7 +69,8 @@ def units_of(model: nn.Module) -> list[Unit]:
         seen.add(id(module))
         own = [p for p in module._parameters.values() if p is not None and p.requires_grad]
         if own or hasattr(module, "parametrizations"):
-            rule, dims = rule_for(module)
+            scripted = isinstance(module, torch.jit.ScriptModule)
+            rule, dims = (generic_gradients, None) if scripted else rule_for(module)
             trainable = {
                 name: names[id(p)] for name, p in module.named_parameters() if p.requires_grad and id(p) in names
             }
@@ -78,6 +82,29 @@ def units_of(model: nn.Module) -> list[Unit]:
 
     visit(model, "")
     return found
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def require_no_hooks(units: list[Unit]) -> None:
+    """Return if nothing but its class decides what a unit computes, and nothing but that its gradient.
+
+    Raises:
+        Unfit: a unit, a module inside one or all modules have hooks, an instance has a `forward` of its own, or a
+            parameter has a hook. One by one, hooks see what they would see in `backward` for that example.
+    """
+    if any(getattr(torch_module, "_global" + kind) for kind in _HOOKS):
+        raise Unfit("hooks for all modules are registered (torch.nn.modules.module)")
+    for unit in units:
+        for module in unit.module.modules() if unit.rule is generic_gradients else [unit.module]:
+            if any(getattr(module, kind) for kind in _HOOKS):
+                raise Unfit(f"module {unit.name!r} has hooks")
+            if "forward" in vars(module):
+                raise Unfit(f"module {unit.name!r} has a forward of its own instead of its class's")
+        for name in unit.parameters:
+            if unit.module.get_parameter(name)._backward_hooks:
+                raise Unfit(f"parameter {unit.parameters[name]!r} has a hook on its gradient")
 
 
 @dataclass(slots=True)
@@ -134,9 +161,10 @@ class Recorder:
                 raise Unfit(f"module {unit.name!r}: {reason or 'calls overlap'}")
             output = with_fast_input_gradient(module, args[0], output)
             copy = output.detach().clone() if unit.rule is generic_gradients else None
-            call = Call(unit, args, versions, nodes, copy, get_gradient_edge(output), first)
+            call = Call(unit, args, versions, nodes, copy, get_gradient_edge(output), first, {})
             self.calls.append(call)
             self._gradient_handles.append(output.register_hook(lambda gradient: self.receive(call, gradient)))
+            call.output_hooks = output._backward_hooks
             return output
 
         return hook
@@ -169,6 +197,8 @@ def parameter_uses(losses: Tensor, calls: list[Call], trainable: dict[int, str])
     """
     owner: dict[Node, Call] = {}
     for call in calls:
+        if len(call.output_hooks) > 1:
+            raise Unfit(f"the output of module {call.unit.name!r} has a hook on its gradient")
         for node in _region(call):
             if owner.setdefault(node, call) is not call:
                 raise Unfit(f"modules {owner[node].unit.name!r} and {call.unit.name!r} share a computation")
