@@ -68,7 +68,6 @@ MUTATIONS = {
     "replaced forward not looked at": ("training/recording.py", 'if "forward" in vars(module):', "if False:", "training/test_hooks.py -k first_step"),
     "hooks after accumulation accepted": ("training/admission.py", "if parameter._post_accumulate_grad_hooks:", "if False:", "training/test_hooks.py -k accumulation"),
     "fast path not held against a backward pass": ("training/bookkeeping.py", "if not gap <= tolerance * scale:", "if False:", "training/test_hooks.py -k nothing_shows"),
-    "an odd record sends all examples the slow way": ("training/separation.py", "    if not made_up:\n        return None\n", "", "training/test_separation.py -k decides"),
     "buffers move with every pass": ("training/clipping.py", "                buffers.restore()\n                outputs", "                outputs", "training/test_exotic_modules.py -k counts_passes"),
     # noise, sampling and the loop
     "noise reused at every step": ("runtime/randomness.py", 'child(f"{purpose} {step}")', 'child(f"{purpose}")', "runtime/test_randomness.py"),

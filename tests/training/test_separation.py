@@ -239,9 +239,13 @@ def test_no_record_decides_which_path_is_taken(size):
         "dense": (nn.Sequential(nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 3)), torch.rand(9, 12)),
         "conv": (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3)), torch.rand(9, 1, 6, 6)),
     }
+    adds_up = nn.Sequential(nn.Linear(512, 8), nn.Tanh(), nn.Linear(8, 3))
+    nn.init.ones_(adds_up[0].weight)
+    networks["order of additions shows"] = adds_up, torch.rand(9, 512)
     for model, inputs in networks.values():
         inputs[4] *= size
-        inputs[4].view(-1)[::2] *= -1  # positions that cancel
+        half = inputs[4].view(-1)[: inputs[4].numel() // 2]
+        inputs[4].view(-1)[-len(half) :] = -half[torch.randperm(len(half))]  # a sum that cancels
         engine = ClippingEngine(model, 1.0)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
