@@ -87,6 +87,16 @@ def test_an_example_without_a_finite_gradient_contributes_nothing_and_raises_not
         assert (sums[0].sum(dim=0) - sums[1].sum(dim=0)).norm() <= SENSITIVITY
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_score_that_is_not_finite_is_zero(monkeypatch, bad):
+    net = model()
+    gradient = torch.rand(8, *net.output_shape)
+    gradient[3].view(-1)[5] = bad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *_: (gradient,))
+    scores = _clipped_scores(net, *data(8), 1.0, "unit")
+    assert scores.norm(dim=1).tolist() == pytest.approx([float(i != 3) for i in range(8)])
+
+
 def test_noise_of_a_private_release_has_the_stated_size(monkeypatch):
     """Accepts z, rejects 0.9 z: the noisy sums of many releases around the exact one."""
     sums = []

@@ -122,3 +122,48 @@ def test_a_layer_subclass_with_its_own_forward_is_not_taken_for_its_parent() -> 
     inputs, targets = torch.randn(7, 12, dtype=torch.float64), torch.randint(4, (7,))
     expected, _ = reference(model, inputs, targets, 1.0)
     assert distance(ClippingEngine(model, 1.0).clipped_sum(inputs, targets, cross_entropy).gradients, expected) < 1e-10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_over_several_images_give_the_sum_and_keep_odd_images_apart(dtype: torch.dtype) -> None:
+    """Few positions: four images to a product. One whose positions cancel, a huge one and one of NaN are made alone."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(32, 64, 3, stride=2, padding=1, bias=False).to(dtype)
+    x = torch.randn(18, 32, 8, 8, dtype=dtype)
+    x[3], x[7] = x[3] * 1e12, x[7].mean()
+    g = torch.randn(18, 64, 4, 4, dtype=dtype)
+    g[7] -= g[7].mean(dim=(1, 2), keepdim=True)
+    expected = slow_gradients(layer.double(), x.double(), g.double(), 1)
+    x[11] = float("nan")
+    geometry, padded = Geometry.of(layer, x)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convolution, "CHUNK_NUMBERS", 2 * 9 * 32 * 64)
+        found = convolution._joint_gradient(call_of(layer.to(dtype), x, g), geometry, padded, 4)
+        factors = torch.rand(18, dtype=torch.float64)
+        factors[[3, 11]] = torch.tensor([1e-12, 0.0], dtype=torch.float64)
+        total = found.weighted_sum(factors).double()
+    expected[11] = 0
+    sizes = expected.flatten(1).norm(dim=1)
+    torch.testing.assert_close(found.squared_norms().sqrt()[:11], sizes[:11], rtol=1e-6, atol=0)
+    error = (total - (expected * factors.view(-1, 1, 1, 1, 1)).sum(dim=0)).norm() / (factors * sizes).max()
+    assert error <= (1e-5 if dtype == torch.float32 else 1e-12)
+
+
+def test_an_image_whose_positions_cancel_does_not_enter_a_joint_product() -> None:
+    """Its terms, 1e9 times its gradient, would wipe out those of the other images of its product."""
+    layer, x, g = nn.Conv2d(16, 16, 1, bias=False), torch.zeros(8, 16, 1, 3), torch.ones(8, 16, 1, 3)
+    x[..., 2] = 1
+    x[2, :, :, 0], x[2, :, :, 1] = 1e9, -1e9
+    geometry, padded = Geometry.of(layer, x)
+    found = convolution._joint_gradient(call_of(layer, x, g), geometry, padded, 4)
+    total = found.weighted_sum(torch.ones(8, dtype=torch.float64)).double()
+    assert total.min() >= 7 * (1 - 1e-6)  # all others are there; its own gradient may be lost to cancellation
+    assert total.max() <= 8 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("positions", "joint"), [(1, 16), (16, 8), (64, 4), (144, 2), (256, 1)])
+def test_joint_products_stay_within_the_slack(positions: int, joint: int) -> None:
+    assert forms.joint_examples(positions, torch.float32) == joint
+    unit = 2.0**-24
+    error = (joint * positions + 3) * joint * forms.SPREAD * unit + 160 * (160 / joint + 4) * unit
+    assert 2 * error <= forms.rounding_slack(torch.float32) or joint == 1

@@ -24,11 +24,13 @@ __all__ = [
     "Scratch",
     "Unfit",
     "groups_of",
+    "joint_examples",
     "nonzero_rows",
     "round_down",
     "rounding_slack",
     "squared_lengths",
     "sum_again",
+    "sum_products",
 ]
 
 import math
@@ -49,6 +51,9 @@ GROUP = 160
 """Examples whose shares are added in the model's type: in float32, 2 · 160 · gamma_163 = 3.1e-3 of C."""
 NORM_BLOCK = 128
 """Numbers whose squares are added in the model's type: in float32, gamma_132 = 7.9e-6 of the squared norm."""
+SPREAD = 16.0
+"""By what factor |g||x| of an example may exceed the norm of sum_p g_p x_pᵀ for `joint_examples`. Without correlation
+between positions it is the square root of their number."""
 MOST_EXAMPLES = 2**18
 """Examples of one sum, all micro-batches and processes together: that many float64 additions are off by 2^-16 of C."""
 MOST_PARAMETERS = 2**30
@@ -172,6 +177,43 @@ def sum_again(make: Callable[[slice], Kept], squares: Tensor, factors: Tensor, c
     assert kept is not None
     assert total is not None
     return kept._restored(total)
+
+
+def sum_products(make: Callable[[slice], Kept], count: int, group: int, chunk: int) -> Tensor:
+    """Return the sum of `count` products, made `chunk` at a time: `group` of them in the model's type, then float64."""
+    total: Tensor | None = None
+    kept: Kept | None = None
+    for first in range(0, count, group):
+        part: Tensor | None = None
+        stop = min(first + group, count)
+        for start in range(first, stop, chunk):
+            kept = make(slice(start, min(start + chunk, stop)))
+            ones = torch.ones(kept.raw.shape[1], dtype=torch.float64, device=kept.raw.device)
+            part = kept._group_sum(slice(None), ones, part)
+        assert part is not None
+        total = part if total is None else total.double().add_(part)
+    assert kept is not None
+    assert total is not None
+    return kept._restored(total)
+
+
+def joint_examples(positions: int, dtype: torch.dtype) -> int:
+    """Return over how many examples one product may add at once, positions and examples alike; 1 if over none.
+
+    If factor × |g||x| <= `SPREAD` · C for each of n examples, with |g| and |x| over all their positions, then a product
+    over n · positions terms is off by gamma · n · SPREAD · C in l2, gamma for three roundings more than terms. The
+    sum over the GROUP / n products has fewer roundings than one over GROUP examples, and both together stay below
+    what `rounding_slack` has for the latter.
+    """
+    unit = torch.finfo(dtype).eps / 2
+
+    def error(joint: int) -> float:
+        return (joint * positions + 3) * joint * SPREAD * unit + GROUP * (GROUP // joint + 4) * unit
+
+    joint = 1
+    while 2 * joint <= GROUP // 8 and error(2 * joint) <= GROUP * GROUP * unit:
+        joint *= 2
+    return joint
 
 
 def groups_of(examples: int) -> list[slice]:

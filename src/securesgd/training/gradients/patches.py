@@ -1,6 +1,6 @@
 """Per-example convolution gradients themselves, from patches of the input laid out for a matrix product."""
 
-__all__ = ["kept_gradients", "measured_gradients", "product_cost"]
+__all__ = ["joint_gradients", "kept_gradients", "measured_gradients", "product_cost"]
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,6 +45,18 @@ def kept_gradients(
             each = g.new_empty(layout.parts, rows.stop - rows.start, *layout.shape)
             layout.fill(each, x[rows], g[rows], geometry)
             raw[:, examples] = each.view(layout.parts, -1, copies, *layout.shape).sum(dim=2)
+    return Kept(raw, layout.restore)
+
+
+def joint_gradients(x: Tensor, g: Tensor, geometry: Geometry, together: int, scratch: Scratch) -> Kept:
+    """Return the *sums* of the weight gradients of every `together` images in a row, as if each sum were one example.
+
+    One product over the positions of all of them: faster than one each if an image has few. For one group of channels.
+    """
+    layout = _Layout(False, 1, x.shape[1], g.shape[1], geometry.kernel)
+    raw = scratch.empty((layout.parts, -(-len(g) // together), *layout.shape), like=g)
+    for place, images in enumerate(_chunks(len(g), together)):
+        _row_by_row_together(raw[:, place, 0], x[images].permute(2, 0, 3, 1), g[images].permute(1, 2, 0, 3), geometry)
     return Kept(raw, layout.restore)
 
 
@@ -150,3 +162,27 @@ def _row_by_row(into: Tensor, x: Tensor, g: Tensor, geometry: Geometry) -> None:
             unfolded[:, inputs].flatten(1, 2),
             out=into[tap],
         )
+
+
+def _row_by_row_together(into: Tensor, x: Tensor, g: Tensor, geometry: Geometry) -> None:
+    """`_row_by_row` with rows before images: a shift of whole rows then shifts those of all images at once.
+
+    Args:
+        into: shape [kernel rows, maps, kernel columns · channels].
+        x: shape [height, images, width, channels].
+        g: shape [maps, rows, images, columns].
+        geometry: of the convolution.
+    """
+    maps, rows, images, columns = g.shape
+    (sw, dw, kw), channels = (geometry.stride[1], geometry.dilation[1], geometry.kernel[1]), x.shape[3]
+    source = geometry.padded(x, rows=False).contiguous()
+    row, image, column, channel = source.stride()
+    unfolded = source.as_strided(
+        (len(source), images, columns, kw, channels), (row, image, sw * column, dw * column, channel)
+    ).reshape(len(source), images * columns, kw * channels)
+    left = g.reshape(maps, rows, images * columns)
+    for tap, (outputs, inputs) in enumerate(geometry.windows(0, x.shape[0], rows)):
+        if outputs.start == outputs.stop:
+            into[tap].zero_()
+            continue
+        torch.mm(left[:, outputs].flatten(1), unfolded[inputs].flatten(0, 1), out=into[tap])
