@@ -165,8 +165,8 @@ def decides_by_values(outputs: Callable[[Tensor], Tensor], h: Tensor) -> bool:
 def require_same_everywhere(model: "NoisyNetwork", inputs: Tensor, reach: float) -> None:
     """Pass if at each input, around it up to `reach` and far from it, the layer gets the input and nothing else sees it.
 
-    Each input is passed alone, as are the corners of its ball in which all numbers grow or all shrink; then together:
-    random corners and single numbers moved, near and at the full reach, and inputs out of range.
+    Each input is passed alone, as are the inputs in which all numbers grow or all shrink, by the full reach, a tenth and
+    a hundredth of it; then together: random corners and single numbers moved by as much, and inputs out of range.
     Raises: InvalidInputError if not.
     """
     generator = torch.Generator().manual_seed(0)
@@ -175,9 +175,11 @@ def require_same_everywhere(model: "NoisyNetwork", inputs: Tensor, reach: float)
         signs = torch.where(torch.rand(x.shape, generator=generator) < 0.5, -1.0, 1.0).to(x)
         pixel = torch.zeros_like(x)
         pixel.view(-1)[int(torch.randint(x.numel(), (1,), generator=generator))] = 1.0
-        moved = [x + reach * share * move for share in (1.0, 0.1, 0.01) for move in (signs, -signs, pixel, -pixel)]
+        moves = [reach * share for share in (1.0, 0.1, 0.01)]
+        around = [x + move * way for move in moves for way in (signs, -signs, pixel, -pixel)]
         far = [255 * x, 3 * x - 1, -x, 1 - x, x + 1]
-        for batch in (x[None], x[None] + reach, x[None] - reach, torch.stack([*moved, *far])):
+        alone = [x[None] + move for move in (0.0, *moves, *(-move for move in moves))]
+        for batch in (*alone, torch.stack([*around, *far])):
             batches.require_same(batch)
 
 
