@@ -63,7 +63,10 @@ def test_within_two_percent_of_the_truth_at_a_hundred_thousand_draws(p, failure_
 def outcomes(network, x, settings, seeds):
     """(pilot's class, Sampled) of one input for each seed: independent repetitions of a certification."""
     for seed in seeds:
-        votes = [Votes(network, x[None], np.arange(1), source=noise_source(seed), purpose=p) for p in ("selection", "counted")]
+        votes = [
+            Votes(network, x[None], np.arange(1), source=noise_source(seed), purpose=p)
+            for p in ("selection", "counted")
+        ]
         first = votes[0].draw(np.arange(1), settings.selection_draws)
         pilot = Pilot.of(first, settings.selection_draws, settings.others, settings.draws, settings.failure_prob)
         yield int(pilot.top[0]), sample(votes[1], pilot, Question(radius=settings.radius), settings)

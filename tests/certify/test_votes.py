@@ -24,7 +24,9 @@ def small(place="first-layer", learned=False, seed=0):
 
 
 def votes(model, inputs, indices, draws, seed=0, purpose="counted", scores="votes"):
-    running = Votes(CutNetwork(model), inputs, np.asarray(indices), source=noise_source(seed), purpose=purpose, scores=scores)
+    running = Votes(
+        CutNetwork(model), inputs, np.asarray(indices), source=noise_source(seed), purpose=purpose, scores=scores
+    )
     return running.draw(np.arange(len(inputs)), draws)
 
 
@@ -61,6 +63,12 @@ def test_seed_purpose_and_index_choose_the_noise():
     for step in (1, 2, 16, 20, 64):  # regular choices are spread too
         counts = np.bincount(stream_of(step * np.arange(1_600)), minlength=16)
         assert counts.min() > 50
+
+
+def test_seeded_votes_stay_what_they_were():
+    """Committed rows were made by these draws."""
+    expected = [[114, 61, 13, 68], [70, 54, 39, 93], [72, 105, 16, 63], [115, 70, 14, 57]]
+    assert votes(small(), INPUTS[:4], INDICES[:4], 256).astype(int).tolist() == expected
 
 
 def test_draws_of_one_example_are_independent_normals():

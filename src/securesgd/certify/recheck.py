@@ -35,5 +35,7 @@ def smoothed_votes(
     network = admitted(model, inputs, input_range)
     assert isinstance(model, NoisyNetwork)
     require_same_function(model, inputs, 0.0)
-    votes = Votes(network, inputs, indices_of(indices, len(inputs), unique=False), source=noise_source(seed), purpose="recheck")
+    votes = Votes(
+        network, inputs, indices_of(indices, len(inputs), unique=False), source=noise_source(seed), purpose="recheck"
+    )
     return votes.draw(np.arange(len(inputs)), draws)

@@ -68,7 +68,9 @@ def certify_run(
     otherwise.
     """
     if settings.seed is None:
-        raise InvalidInputError("seed is None; valid: a whole number, so that the certificates of a run can be repeated")
+        raise InvalidInputError(
+            "seed is None; valid: a whole number, so that the certificates of a run can be repeated"
+        )
     if settings.adaptive and len(norms) > 1:
         raise InvalidInputError("a radius or tolerance is in one norm; ask for one norm at a time")
     processes = Processes()
@@ -180,7 +182,9 @@ def _require_true(
             )
     indices = [row["index"] for row in rows]
     if len(set(indices)) < len(rows) or not all(0 <= index < len(inputs) for index in indices):
-        raise DamagedFileError(f"{folder / CERTIFICATES} has {bound.norm} rows of examples that are not there, or twice")
+        raise DamagedFileError(
+            f"{folder / CERTIFICATES} has {bound.norm} rows of examples that are not there, or twice"
+        )
     rounding = model.rounding(inputs[indices]) if rows else []
     for row, true in zip(rows, rounding, strict=True):
         if row["label"] != int(targets[row["index"]]) or not math.isclose(row["rounding"], true, rel_tol=1e-9):

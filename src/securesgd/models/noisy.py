@@ -168,8 +168,8 @@ class NoisyNetwork(nn.Module):
         """
         layer = self.noisy.layer
         terms = layer.weight[0].numel() if isinstance(layer, nn.Linear | nn.Conv2d) else 0
-        unit = float(torch.finfo(self.noisy.noise.std.dtype).eps) / 2
-        return (terms + 3) * unit / (1 - (terms + 3) * unit)
+        total = (terms + 3) * float(torch.finfo(self.noisy.noise.std.dtype).eps) / 2
+        return total / (1 - total) if total < 1 else math.inf
 
     @torch.no_grad()
     def rounding(self, inputs: Tensor) -> np.ndarray:
@@ -208,7 +208,9 @@ class NoisyNetwork(nn.Module):
         own = copy.deepcopy(layer).double().cpu()
         for parameter in own.parameters():
             parameter.copy_(sign(parameter))
-        return torch.cat([own(part.flatten(1) if isinstance(own, nn.Linear) else part) for part in x.split(1)]).flatten(1)
+        return torch.cat([own(part.flatten(1) if isinstance(own, nn.Linear) else part) for part in x.split(1)]).flatten(
+            1
+        )
 
     @contextmanager
     def from_layer(self, noisy_output: Tensor) -> Iterator[None]:
@@ -318,11 +320,12 @@ def _require_own_layers(model: NoisyNetwork) -> None:
 
 
 def _require_linear(model: NoisyNetwork, x: Tensor) -> None:
-    with torch.no_grad():
-        flat = x.flatten(1) if isinstance(model.noisy.layer, nn.Linear) else x
-        moved = (model.noisy.layer(flat) - model.noisy.layer(torch.zeros_like(flat))).flatten(1).double().cpu().numpy()
+    """Pass if the layer is W₁x + b₁ with the W₁ that Δ is of: in double precision to 1e-9, as it is computed to rounding."""
+    moved = (model.layer_in_double(x) - model.layer_in_double(torch.zeros_like(x))).numpy()
     expected = model.linear_map().apply(x.flatten(1).double().cpu().numpy().T).T
-    if not np.allclose(moved, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max()):
+    magnitude = model.layer_in_double(x, absolute=True).numpy()
+    is_own_map = bool((np.abs(moved - expected) <= 1e-9 * magnitude).all())
+    if not is_own_map or not bool((model.rounding_seen(x) <= model.rounding(x)).all()):
         raise InvalidInputError(
             "the first layer does not compute its own weights times the input; it cannot be certified"
         )

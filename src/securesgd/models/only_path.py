@@ -65,7 +65,9 @@ class _Watch(TorchDispatchMode):
 
     def _sees(self, tensors: Any) -> bool:
         with torch._C.DisableTorchFunctionSubclass():
-            leaves = (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor) and leaf.layout == torch.strided)
+            leaves = (
+                leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor) and leaf.layout == torch.strided
+            )
             return any(leaf.untyped_storage()._cdata in self._storages for leaf in leaves)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
