@@ -200,16 +200,18 @@ def counted_rows(folder):
 
 def test_a_stop_at_any_write_of_a_replacement_leaves_rows_of_one_setting(made, tmp_path, monkeypatch):
     """An exception instead of each file's last step; then both the old and the new command end as if never stopped."""
+    base = Path(shutil.copytree(made, tmp_path / "base"))
+    certify_examples(base, SETTINGS, again=True, examples=8)
     expected = {}
     for name, settings in (("old", SETTINGS), ("new", OTHERS)):
-        whole = Path(shutil.copytree(made, tmp_path / f"whole-{name}"))
-        certify_examples(whole, settings, again=True)
+        whole = Path(shutil.copytree(base, tmp_path / f"whole-{name}"))
+        certify_examples(whole, settings, again=True, examples=8)
         expected[name] = (whole / CERTIFICATES).read_bytes()
-    monkeypatch.setattr("securesgd.certify.run._FIRST_PART", 8)
-    monkeypatch.setattr("securesgd.certify.run._LARGEST_PART", 8)
+    monkeypatch.setattr("securesgd.certify.run._FIRST_PART", 4)
+    monkeypatch.setattr("securesgd.certify.run._LARGEST_PART", 4)
     rename, stops = Path.replace, 0
     for stop_at in range(1, 40):
-        folder = Path(shutil.copytree(made, tmp_path / f"stopped-{stop_at}"))
+        folder = Path(shutil.copytree(base, tmp_path / f"stopped-{stop_at}"))
         writes = 0
 
         def stopping(self, target, stop_at=stop_at):
@@ -222,7 +224,7 @@ def test_a_stop_at_any_write_of_a_replacement_leaves_rows_of_one_setting(made, t
         with monkeypatch.context() as stopped:
             stopped.setattr(Path, "replace", stopping)
             try:
-                certify_examples(folder, OTHERS, again=True)
+                certify_examples(folder, OTHERS, again=True, examples=8)
                 break
             except KeyboardInterrupt:
                 stops += 1
@@ -231,9 +233,9 @@ def test_a_stop_at_any_write_of_a_replacement_leaves_rows_of_one_setting(made, t
         for name, settings in (("old", SETTINGS), ("new", OTHERS)):
             further = Path(shutil.copytree(folder, tmp_path / f"further-{name}-{stop_at}"))
             try:
-                certify_examples(further, settings)
+                certify_examples(further, settings, examples=8)
             except InvalidInputError:
-                certify_examples(further, settings, again=True)
+                certify_examples(further, settings, again=True, examples=8)
             assert (further / CERTIFICATES).read_bytes() == expected[name]
     assert stops >= 5
 
