@@ -125,14 +125,19 @@ class ByGradMode(Net):
         return x if torch.is_grad_enabled() else 0.5 * x
 
 
+class FrugalByMode(Net):
+    def prepare(self, x):
+        return 1 - x if torch.is_inference_mode_enabled() and x.max() > 1e9 else x
+
+
 class ByBatch(Net):
     def prepare(self, x):
         return x / 2 if x.shape[0] == 1 else x
 
 
 SEEN = [
-    Scaled, Inverted, ByItem, ByList, ByNumpy, ByEqual, ByWhere, Clamped, Laundered, Unwrapped, InPlace, Kept, Swallowed,
-    ByGradMode, ByBatch,
+    Scaled, Inverted, ByItem, ByList, ByNumpy, ByEqual, ByWhere, Clamped, Laundered, Unwrapped, InPlace, Kept,
+    Swallowed, ByGradMode, FrugalByMode, ByBatch,
 ]  # fmt: skip
 
 
@@ -162,7 +167,7 @@ class Thresholded(Net):
         self.threshold = float("nan")
 
     def prepare(self, x):
-        return x * (1 + 254 * float(1 > self.threshold))
+        return x * (1 + 254 * float(self.threshold < 1))
 
 
 class Counting(Net):
@@ -233,7 +238,7 @@ def test_what_changes_after_construction_is_seen_at_certification(kind, change):
 
 
 def test_what_hides_from_torch_is_compared_at_the_certified_inputs():
-    """Where the hidden branch is not taken nothing shows; where it is, or is within reach, the certificate is refused."""
+    """Where the hidden branch is not taken nothing shows; where it is, or is within reach, it is refused."""
 
     class HiddenBranch(Hidden):
         def prepare(self, x):
@@ -248,7 +253,7 @@ def test_what_hides_from_torch_is_compared_at_the_certified_inputs():
 
 
 def test_one_pixel_moved_by_a_thousandth_no_longer_flips_a_certificate():
-    """The review's program: a bright picture is inverted, the certificate was .03 and a pixel moved by .001 broke it."""
+    """A bright picture is inverted: the certificate was .03, and a pixel moved by .001 broke it."""
 
     class AutoInverted(nn.Module):
         def __init__(self):
@@ -262,7 +267,7 @@ def test_one_pixel_moved_by_a_thousandth_no_longer_flips_a_certificate():
             return self.first(1 - x if x.mean() > 0.5 else x)
 
     x = torch.full((16,), 0.5)
-    with pytest.raises(InvalidInputError, match="besides the first layer|does not get the whole input"):
+    with pytest.raises(InvalidInputError, match=r"besides the first layer|does not get the whole input"):
         verify(NoisyNetwork(AutoInverted(), (16,)).eval(), x, 0.01)
 
 
@@ -347,6 +352,31 @@ class Odd(Net):
         if type(x) is not torch.Tensor:
             raise TypeError("only plain tensors")
         return x
+
+
+class OddScaled(Odd):
+    def prepare(self, x):
+        x = super().prepare(x)
+        return x / 255 if x.max() > 1 else x
+
+
+class OddAround(Odd):
+    def forward(self, x):
+        return super().forward(x) + (x[:, :1] > 0.5).float()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [(OddScaled, "does not get the whole input"), (OddAround, "its output changes with the input")]
+)
+def test_a_network_that_cannot_be_traced_is_refused_by_comparison(kind, message):
+    with pytest.raises(InvalidInputError, match=message):
+        NoisyNetwork(kind(), (6,))
+
+
+def test_a_network_that_cannot_be_traced_is_not_cut_behind_noise_at_the_input():
+    """Noisy inputs lie anywhere, and comparing is about the inputs that were compared."""
+    assert CutNetwork(NoisyNetwork(Net(), (6,), place="input").eval()).shape == (8,)
+    assert CutNetwork(NoisyNetwork(Odd(), (6,), place="input").eval()).shape == (6,)
 
 
 def test_a_network_that_cannot_be_traced_is_compared_and_the_record_says_so():

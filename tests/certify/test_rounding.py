@@ -45,6 +45,8 @@ def test_a_coarse_layer_certifies_nothing_where_its_rounding_flips_the_class():
     assert found.radius["tight"][0] == 0
     assert found.abstained[0]
     assert found.rounding[0] > 2  # the move of h, in standard deviations
+    for norm in NORMS:  # far from x the error grows with x', and Δ with it
+        assert model.sensitivity(norm).upper >= 2 * (1 + 4 * 2**-24)
 
 
 @pytest.mark.parametrize("norm", NORMS)

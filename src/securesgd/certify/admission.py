@@ -160,7 +160,7 @@ def _require_sound(model: NoisyNetwork, network: CutNetwork, inputs: Tensor) -> 
     device = model.noisy.noise.std.device
     noisy = model.noisy.clean(x.to(device, network.dtype)) + model.noisy.noise.std * normals.to(device, network.dtype)
     passes = []
-    for row in noisy.split(1):  # alone, as the smoothed classifier is defined
+    for row in torch.split(noisy, 1):  # alone, as the smoothed classifier is defined
         with model.from_layer(row):
             passes.append(model(x.to(device, network.dtype)))
     whole = torch.cat(passes)

@@ -55,7 +55,7 @@ def certify(
 ) -> Certificates:
     """Return a certificate for every input.
 
-    Guarantee: that of `Certificates`, for each example; with settings.seed, only for inputs chosen without regard to it.
+    Guarantee: that of `Certificates`, for each example; with a seed, only for inputs chosen without regard to it.
     With a seed, an example's result depends on the model, the settings and its index alone: not on the other examples,
     their order, the chunks they are drawn in or the number of processes. If torch.distributed is initialised, processes
     share the work, and all return the whole.
@@ -115,7 +115,7 @@ def _unanimous(draws: int, settings: CertifySettings) -> float:
 
 
 def _largest_radius(settings: CertifySettings, bound: Sensitivity) -> float:
-    """Return the radius that unanimous votes would prove, in the units of the input: as far as a certificate reaches."""
+    """Return the radius that unanimous votes would prove, in the units of the input: no certificate is larger."""
     return float(ndtri(_unanimous(settings.draws, settings)) / bound.upper) if bound.upper > 0 else 0.0
 
 

@@ -2,8 +2,8 @@
 
 `certificates.csv` has a row per norm and example, `certificates.json` an entry per norm that says what was asked, with
 which weights and data, and what is guaranteed. Each row carries a digest of what it was made by; rows of another digest
-than their record's are what an interrupted replacement left, and do not count. What is read is not believed: Δ is proven
-again from its proof, and radii are computed again. An example's certificate does not depend on the others, so a
+than their record's are what an interrupted replacement left, and do not count. What is read is not believed: Δ is
+proven again from its proof, and radii are computed again. An example's certificate does not depend on the others, so a
 certification that was interrupted, or asked for more examples later, goes on where it was; and votes do not depend on
 the norm, so another norm by the same settings needs no draws at all.
 """
@@ -185,7 +185,7 @@ def _require_true(
         raise DamagedFileError(
             f"{folder / CERTIFICATES} has {bound.norm} rows of examples that are not there, or twice"
         )
-    rounding = model.rounding(inputs[indices]) if rows else []
+    rounding: Any = model.rounding(inputs[indices]) if rows else ()
     for row, true in zip(rows, rounding, strict=True):
         if row["label"] != int(targets[row["index"]]) or not math.isclose(row["rounding"], true, rel_tol=1e-9):
             raise DamagedFileError(

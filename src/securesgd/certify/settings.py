@@ -34,7 +34,7 @@ class CertifySettings:
     failure_prob: float = 0.001
     """Bound on the probability that anything said about one example is wrong."""
     seed: int | None = None
-    """None: fresh noise that nobody can know. A seed repeats the noise, and is for inputs fixed beforehand: for an input
+    """None: fresh noise that nobody can know. A seed repeats the noise, and is for inputs fixed beforehand: for one
     chosen by somebody who knows the seed, votes under it prove nothing."""
     radius: float | None = None
     tolerance: float | None = None

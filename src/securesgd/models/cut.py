@@ -67,7 +67,7 @@ class CutNetwork:
 
     def outputs(self, h: Tensor) -> Tensor:
         """Return the logits of the rest of the network, from outputs of the layer with their noise added."""
-        return torch.cat([self._pass(row) for row in h.split(1)]) if self._one_by_one else self._pass(h)
+        return torch.cat([self._pass(row) for row in torch.split(h, 1)]) if self._one_by_one else self._pass(h)
 
     def _pass(self, h: Tensor) -> Tensor:
         with self._rest.from_layer(_channels_last(h)):
@@ -91,10 +91,10 @@ class CutNetwork:
 
 @torch.no_grad()
 def _require_small_rounding(rest: NoisyNetwork, std: Tensor) -> None:
-    """Pass if one rounding of the layer, at inputs up to 1 in size, is small beside the noise that reaches each unit."""
+    """Pass if one rounding of the layer, at inputs up to 1, is small beside the noise that reaches each unit."""
     squares = copy.deepcopy(rest.noisy.layer).double()
     squares.register_parameter("bias", None)
-    squares.weight.square_()  # type: ignore[union-attr, operator]
+    squares.weight.square_()  # type: ignore[operator]
     variance = std.double()[None] ** 2
     spread = squares(variance.flatten(1) if isinstance(squares, nn.Linear) else variance).sqrt().flatten(1).cpu()
     unit = torch.finfo(std.dtype).eps / 2

@@ -30,6 +30,7 @@ from securesgd.theory.linear_maps import LinearMap, Matrix
 from securesgd.theory.sensitivity import Norm, absolute_sensitivity
 
 Place = Literal["first-layer", "input"]
+_PROBES = 4  # random inputs on which the layer is compared with its linear map
 
 
 class GaussianNoise(nn.Module):
@@ -208,9 +209,9 @@ class NoisyNetwork(nn.Module):
         own = copy.deepcopy(layer).double().cpu()
         for parameter in own.parameters():
             parameter.copy_(sign(parameter))
-        return torch.cat([own(part.flatten(1) if isinstance(own, nn.Linear) else part) for part in x.split(1)]).flatten(
-            1
-        )
+        return torch.cat(
+            [own(part.flatten(1) if isinstance(own, nn.Linear) else part) for part in torch.split(x, 1)]
+        ).flatten(1)
 
     @contextmanager
     def from_layer(self, noisy_output: Tensor) -> Iterator[None]:
@@ -289,7 +290,7 @@ def require_sound(model: NoisyNetwork) -> None:
     was_training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        x = _probe(model, model.input_shape, batch=16)
+        x = _probe(model, model.input_shape, batch=_PROBES)
         _run(model, x)
         require_same_on(model, x, x.flip(0), 1 - x, 3 * x - 1, 255 * x)
         _require_no_gradient(model, x)
@@ -320,7 +321,7 @@ def _require_own_layers(model: NoisyNetwork) -> None:
 
 
 def _require_linear(model: NoisyNetwork, x: Tensor) -> None:
-    """Pass if the layer is W₁x + b₁ with the W₁ that Δ is of: in double precision to 1e-9, as it is computed to rounding."""
+    """Pass if the layer is W₁x + b₁ with the W₁ that Δ is of: to 1e-9 in double precision, to rounding as it is."""
     moved = (model.layer_in_double(x) - model.layer_in_double(torch.zeros_like(x))).numpy()
     expected = model.linear_map().apply(x.flatten(1).double().cpu().numpy().T).T
     magnitude = model.layer_in_double(x, absolute=True).numpy()

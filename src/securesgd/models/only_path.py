@@ -1,7 +1,7 @@
 """Whether a network's input reaches its output through the noisy layer alone, as it is.
 
-A certificate is about x ↦ rest(W₁x + b₁ + noise). That is the network's own function only if the layer gets x itself and
-nothing else of the network sees x. Two ways to know:
+A certificate is about x ↦ rest(W₁x + b₁ + noise). That is the network's own function only if the layer gets x itself
+and nothing else of the network sees x. Two ways to know:
 
 ========  ==========================================================================================================
 traced    one pass with an input that is watched: every operation on its memory, and every value read from it into
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from securesgd.models.noisy import NoisyNetwork
 
 TRACED = "traced"
-_BATCHES = (1, 2, 16)
+_BATCHES = (1, 2, 4)
 # Operations that hand on the same values: views, which torch marks as such, and copies.
 _COPIES = {"clone", "contiguous", "reshape", "flatten", "unflatten", "lift_fresh", "detach", "alias", "_to_copy", "to"}
 _READS = {"_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim"}
@@ -42,16 +42,16 @@ _METADATA = {
     "dim", "stride", "numel", "nelement", "element_size", "storage_offset", "is_contiguous", "is_floating_point",
     "is_complex", "get_device", "__len__", "__get__", "ndimension", "is_same_size", "_is_view", "is_conj", "is_neg",
     "is_inference", "register_hook", "retain_grad", "__hash__", "__format__", "_base", "_version", "output_nr",
-    "is_pinned", "is_shared", "is_signed", "type", "is_sparse_csr", "is_xla", "is_xpu", "is_vulkan", "is_ipu", "is_mtia",
-    "is_maia", "has_names", "__set__", "backward",
+    "is_pinned", "is_shared", "is_signed", "type", "is_sparse_csr", "is_xla", "is_xpu", "is_vulkan", "is_ipu",
+    "is_mtia", "is_maia", "has_names", "__set__", "backward",
 }  # fmt: skip
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes what is done with the memory of some tensors."""
 
     def __init__(self, follow: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.follow = follow
         """Whether results of operations are watched too; then only values read into Python are noted."""
         self.uses: list[str] = []
@@ -109,7 +109,7 @@ def _watched_tensor(x: Tensor, watch: _Watch) -> Tensor:
 def trace_input(model: "NoisyNetwork", x: Tensor) -> str:
     """Return `traced` if passes with a watched input show nothing but the noisy layer using it, else why not.
 
-    Guarantee: if traced, then for every input of a batch size that was tried (1, 2, 16), in the present state of the
+    Guarantee: if traced, then for every input of a batch size that was tried (1, 2, 4), in the present state of the
     model, the layer gets the input itself and the output depends on it through the layer alone. Code that hides from
     torch (an extension that reads raw memory, as_subclass and then numpy) is not seen.
     Raises: InvalidInputError if the network computes with its input, or reads values of it, elsewhere.
@@ -125,7 +125,8 @@ def trace_input(model: "NoisyNetwork", x: Tensor) -> str:
 
 
 def _trace(model: "NoisyNetwork", x: Tensor) -> str | None:
-    watch, received = _Watch(follow=False), []
+    watch = _Watch(follow=False)
+    received: list[Tensor] = []
     given = torch.zeros(len(x), *model.output_shape, dtype=x.dtype, device=x.device)
     error = None
     with _layer_inputs(model, received), model.from_layer(given):
@@ -139,8 +140,8 @@ def _trace(model: "NoisyNetwork", x: Tensor) -> str | None:
             error = f"{type(raised).__name__} while its input was watched"
     if watch.uses:
         raise InvalidInputError(
-            f"the network uses its input besides the first layer ({watch.uses[0]}), so noise there proves nothing; move "
-            "what it does there into the weights of the layer, or put the noise at the input (place='input')"
+            f"the network uses its input besides the first layer ({watch.uses[0]}), so noise there proves nothing; "
+            "move what it does there into the weights of the layer, or put the noise at the input (place='input')"
         )
     if error is not None:
         return error
@@ -165,10 +166,10 @@ def decides_by_values(outputs: Callable[[Tensor], Tensor], h: Tensor) -> bool:
 
 @torch.no_grad()
 def require_same_everywhere(model: "NoisyNetwork", inputs: Tensor, reach: float) -> None:
-    """Pass if at each input, around it up to `reach` and far from it, the layer gets the input and nothing else sees it.
+    """Pass if at each input, up to `reach` around it and far from it, the layer gets it and nothing else sees it.
 
-    Each input is passed alone, as are the inputs in which all numbers grow or all shrink, by the full reach, a tenth and
-    a hundredth of it; then together: random corners and single numbers moved by as much, and inputs out of range.
+    Each input is passed alone, as are the inputs in which all numbers grow or all shrink, by the full reach, a tenth
+    and a hundredth of it; then together: random corners and single numbers moved by as much, and inputs out of range.
     Raises: InvalidInputError if not.
     """
     generator = torch.Generator().manual_seed(0)
@@ -187,7 +188,7 @@ def require_same_everywhere(model: "NoisyNetwork", inputs: Tensor, reach: float)
 
 @torch.no_grad()
 def require_same_on(model: "NoisyNetwork", *inputs: Tensor) -> None:
-    """Pass if, with each batch of inputs, the layer gets it and nothing else sees it. Raises: InvalidInputError if not."""
+    """Pass if the layer gets each batch of inputs and nothing else sees it. Raises: InvalidInputError if not."""
     batches = _Batches(model)
     for batch in inputs:
         batches.require_same(batch)
@@ -213,8 +214,8 @@ class _Batches:
                 "the model has randomness besides the noise of its first layer; the rest must be fixed"
             )
         raise InvalidInputError(
-            "the network uses its input besides the first layer (its output changes with the input while the layer's is "
-            "held fixed), so noise there proves nothing; put the noise at the input (place='input')"
+            "the network uses its input besides the first layer (its output changes with the input while the layer's "
+            "is held fixed), so noise there proves nothing; put the noise at the input (place='input')"
         )
 
     def _output(self, batch: Tensor) -> Tensor:
@@ -232,8 +233,8 @@ def _pass(model: "NoisyNetwork", x: Tensor, given: Tensor) -> Tensor:
 def _require_received(received: list[Tensor], x: Tensor) -> None:
     if len(received) != 1:
         raise InvalidInputError(
-            f"the first layer is called {len(received)} times in one pass, each with noise of its own; the certificate is "
-            "for one call: put the noise at the input (place='input')"
+            f"the first layer is called {len(received)} times in one pass, each with noise of its own; the certificate "
+            "is for one call: put the noise at the input (place='input')"
         )
     with torch._C.DisableTorchFunctionSubclass():
         got = received[0]
@@ -252,7 +253,7 @@ def _layer_inputs(model: "NoisyNetwork", received: list[Tensor]) -> Iterator[Non
     def note(module: nn.Module, args: tuple[Any, ...]) -> None:
         if torch.is_autocast_enabled(model.noisy.noise.std.device.type):
             raise InvalidInputError(
-                "the first layer is called under autocast, in half precision; valid: float32 or float64 without autocast"
+                "the first layer is called under autocast, in half precision; valid: float32 or float64, no autocast"
             )
         received.append(args[0])
 
@@ -265,7 +266,7 @@ def _layer_inputs(model: "NoisyNetwork", received: list[Tensor]) -> Iterator[Non
 
 @torch.no_grad()
 def require_steady(model: "NoisyNetwork", x: Tensor) -> None:
-    """Pass if two equal passes leave the model as it is: numbers and tensors its modules keep, call counters among them.
+    """Pass if two equal passes leave the model as it is: numbers and tensors that its modules keep, counters too.
 
     Raises: InvalidInputError naming what has changed. Values kept from the first pass (a cache) are no change.
     """

@@ -73,8 +73,8 @@ def guarantee_in_words(settings: dict[str, Any], sensitivity: dict[str, Any], su
         f"is proven to be at most {sensitivity['upper']:.6g} standard deviations per unit of input (and is at least "
         f"{sensitivity['lower']:.6g}). Right and proven (rule tight): {shown}. It says nothing about changes larger "
         "than the radius or about whether the prediction is right; among many examples, a share of at most "
-        f"{failure:g} is expected to be wrong. {_noise_in_words(settings.get('seed'))}Radii by the rule as-published are "
-        "the paper's printed formula and no guarantee."
+        f"{failure:g} is expected to be wrong. {_noise_in_words(settings.get('seed'))}Radii by the rule as-published "
+        "are the paper's printed formula and no guarantee."
     )
 
 
@@ -123,7 +123,9 @@ def require_true_radii(rows: Sequence[dict[str, Any]], record: dict[str, Any], t
         if bool(row["abstained"]) != (expected["tight"][i] == 0) or not 0 <= row["draws"] <= most:
             raise DamagedFileError(f"{where[i]}: abstained or draws do not agree with its bounds; the row was changed")
         if row["answer"] == "yes" and (asked is None or not expected["tight"][i] >= asked):
-            raise DamagedFileError(f"{where[i]}: the answer is yes, but its bounds do not prove it; the row was changed")
+            raise DamagedFileError(
+                f"{where[i]}: the answer is yes, but its bounds do not prove it; the row was changed"
+            )
 
 
 def is_right(row: dict[str, Any]) -> bool:

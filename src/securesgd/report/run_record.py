@@ -159,8 +159,8 @@ def _certificates(record: RunRecord, path: Path) -> None:
         mine = [row for row in rows if row["norm"] == norm and row["record"] == digest]
         if len(mine) < sum(row["norm"] == norm for row in rows):
             record.missing.append(
-                f"certificates.csv has {norm} rows by other settings than certificates.json states, which are left out: "
-                f"certify --again was interrupted; run it again"
+                f"certificates.csv has {norm} rows by other settings than certificates.json states, which are left "
+                "out: certify --again was interrupted; run it again"
             )
         _require_one_sensitivity(record.folder / "sensitivity.json", norm, stated)
         require_true_radii(mine, stated, path.name)
