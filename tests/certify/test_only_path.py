@@ -4,6 +4,7 @@ All have a first layer that is linear and noisy. What differs is what the layer 
 """
 
 import ctypes
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -86,7 +87,15 @@ class Laundered(Net):
 
 class Unwrapped(Net):
     def prepare(self, x):
-        return 1 - x if x.as_subclass(torch.Tensor).mean() > 0.5 else x
+        return 1 - x if max(x.as_subclass(torch.Tensor).flatten().tolist()) > 1e9 else x
+
+
+class ByThread(Net):
+    """Decides in another thread."""
+
+    def prepare(self, x):
+        with ThreadPoolExecutor(1) as pool:
+            return 1 - x if pool.submit(lambda: sum(x.flatten().tolist()) > 1e9).result() else x
 
 
 class InPlace(Net):
@@ -115,7 +124,8 @@ class Hidden(Net):
 
     def prepare(self, x):
         x = x.contiguous()
-        address = x.as_subclass(torch.Tensor).data_ptr()
+        with torch._C.DisableTorchFunction():
+            address = x.data_ptr()
         first = ctypes.c_float.from_address(address).value
         return x.clone() if 0.9 < first < 0.96 else x
 
@@ -136,7 +146,7 @@ class ByBatch(Net):
 
 
 SEEN = [
-    Scaled, Inverted, ByItem, ByList, ByNumpy, ByEqual, ByWhere, Clamped, Laundered, Unwrapped, InPlace, Kept,
+    Scaled, Inverted, ByItem, ByList, ByNumpy, ByEqual, ByWhere, Clamped, Laundered, Unwrapped, ByThread, InPlace, Kept,
     Swallowed, ByGradMode, FrugalByMode, ByBatch,
 ]  # fmt: skip
 
@@ -346,11 +356,11 @@ def test_a_branch_behind_noise_at_the_input_is_not_cut_away():
 
 
 class Odd(Net):
-    """Does not take a tensor of an unknown class; harmless."""
+    """Does not run while it is watched; harmless."""
 
     def prepare(self, x):
-        if type(x) is not torch.Tensor:
-            raise TypeError("only plain tensors")
+        if torch.overrides._get_current_function_mode() is not None:
+            raise TypeError("not in this mode")
         return x
 
 

@@ -16,12 +16,14 @@ every certification, on the weights and settings of that moment.
 
 __all__ = ["TRACED", "decides_by_values", "require_same_everywhere", "require_same_on", "require_steady", "trace_input"]
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -59,11 +61,17 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[Tensor] = []  # so that no other tensor gets their memory
 
     def add(self, tensor: Tensor) -> None:
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():
             self._storages.add(tensor.untyped_storage()._cdata)
         self._alive.append(tensor)
 
-    def _sees(self, tensors: Any) -> bool:
+    def note_answer(self, func: Any, result: Any) -> None:
+        """Note a function of a watched tensor that answers by values in Python."""
+        name = getattr(func, "__name__", str(func))
+        if name not in _METADATA and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
+            self.uses.append(name)
+
+    def sees(self, tensors: Any) -> bool:
         with torch._C.DisableTorchFunctionSubclass():
             leaves = (
                 leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor) and leaf.layout == torch.strided
@@ -72,7 +80,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        seen = self._sees((args, kwargs))
+        seen = self.sees((args, kwargs))
         result = func(*args, **kwargs)
         if not seen:
             return result
@@ -90,19 +98,31 @@ def _same_type(args: Any, result: Any) -> bool:
     return isinstance(result, Tensor) and isinstance(args[0], Tensor) and result.dtype == args[0].dtype
 
 
-def _watched_tensor(x: Tensor, watch: _Watch) -> Tensor:
-    """Return x as a tensor whose values cannot be read into Python (numpy, lists) without a note in `watch.uses`."""
+class _ReadWatch(TorchFunctionMode):
+    """Notes, for a watch, what is asked of its tensors in Python and answered by something else than a tensor."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen = self._watch.sees((args, kwargs))
+        result = func(*args, **(kwargs or {}))
+        if seen:
+            self._watch.note_answer(func, result)
+        return result
+
+
+def _as_watched(x: Tensor, watch: _Watch) -> Tensor:
+    """Return x as a tensor that notes what is asked of it in whatever thread; modes are of one thread."""
 
     class Watched(Tensor):
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-            name = getattr(func, "__name__", str(func))
-            if name not in _METADATA and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
-                watch.uses.append(name)
+            watch.note_answer(func, result)
             return result
 
-    watch.add(x)
     return x.as_subclass(Watched)
 
 
@@ -111,7 +131,7 @@ def trace_input(model: "NoisyNetwork", x: Tensor) -> str:
 
     Guarantee: if traced, then for every input of a batch size that was tried (1, 2, 4), in the present state of the
     model, the layer gets the input itself and the output depends on it through the layer alone. Code that hides from
-    torch (an extension that reads raw memory, as_subclass and then numpy) is not seen.
+    torch (reading raw memory at an address it kept) is not seen.
     Raises: InvalidInputError if the network computes with its input, or reads values of it, elsewhere.
     """
     for batch in _BATCHES:
@@ -129,15 +149,17 @@ def _trace(model: "NoisyNetwork", x: Tensor) -> str | None:
     received: list[Tensor] = []
     given = torch.zeros(len(x), *model.output_shape, dtype=x.dtype, device=x.device)
     error = None
+    watch.add(x)
     with _layer_inputs(model, received), model.from_layer(given):
-        watched = _watched_tensor(x, watch)
         try:
-            with watch:
-                model(watched)
+            with watch, _ReadWatch(watch):
+                model(x)
         except InvalidInputError:
             raise
-        except Exception as raised:  # whatever a foreign network does with a tensor it does not expect
+        except Exception as raised:  # whatever a foreign network does that cannot be watched
             error = f"{type(raised).__name__} while its input was watched"
+    with _layer_inputs(model, []), model.from_layer(given), contextlib.suppress(Exception):
+        model(_as_watched(x, watch))  # a network may refuse a tensor of another class: nothing is concluded from that
     if watch.uses:
         raise InvalidInputError(
             f"the network uses its input besides the first layer ({watch.uses[0]}), so noise there proves nothing; "
@@ -157,7 +179,7 @@ def decides_by_values(outputs: Callable[[Tensor], Tensor], h: Tensor) -> bool:
     watch = _Watch(follow=True)
     watch.add(h)
     try:
-        with watch:
+        with watch, _ReadWatch(watch):
             outputs(h)
     except Exception:  # a network that cannot be watched is compared row by row elsewhere
         return bool(watch.uses)
@@ -236,9 +258,8 @@ def _require_received(received: list[Tensor], x: Tensor) -> None:
             f"the first layer is called {len(received)} times in one pass, each with noise of its own; the certificate "
             "is for one call: put the noise at the input (place='input')"
         )
-    with torch._C.DisableTorchFunctionSubclass():
-        got = received[0]
-        same = got.dtype == x.dtype and got.numel() == x.numel() and torch.equal(got.flatten(1), x.flatten(1))
+    got = received[0]
+    same = got.dtype == x.dtype and got.numel() == x.numel() and torch.equal(got.flatten(1), x.flatten(1))
     if not same:
         raise InvalidInputError(
             "the first layer does not get the whole input as it is; move what comes before it (a normalisation, say) "
