@@ -57,7 +57,7 @@ MUTATIONS = {
     "connection around the noise": ("models/only_path.py", "if torch.equal(self._output(batch), self._known[count]):", "if True:", "certify/test_only_path.py -k OddAround"),
     "layer gets something else": ("models/only_path.py", "    if not same:", "    if False:", "certify/test_only_path.py -k OddScaled"),
     "values of the input read before the layer": ("models/only_path.py", "    if watch.uses:", "    if False:", "certify/test_only_path.py -k construction"),
-    "values read into lists and arrays not seen": ("models/only_path.py", "            self.uses.append(name)\n\n", "            pass\n\n", "certify/test_only_path.py -k ByList"),
+    "values read into lists and arrays not seen": ("models/only_path.py", "            self.uses.append(name)\n\n", "            pass\n\n", "certify/test_only_path.py -k Unwrapped"),
     "trace in one mode of torch only": ("models/only_path.py", "for mode in (torch.enable_grad, torch.inference_mode):", "for mode in (torch.enable_grad,):", "certify/test_only_path.py -k FrugalByMode"),
     "values read in another thread not seen": ("models/only_path.py", "        model(_as_watched(x, watch))", "        pass", "certify/test_only_path.py -k ByThread"),
     "forward of the layer replaced": ("models/noisy.py", '{"forward", "clean"} & set(vars(part))', "False", "certify/test_only_path.py -k replaced"),

@@ -186,6 +186,20 @@ class Counting(Net):
         return x if self.calls < 1000 else 1 - x
 
 
+class Listing(Net):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def prepare(self, x):
+        self.seen.append(len(x))
+        return x if len(self.seen) < 1000 else 1 - x
+
+
+def unchanged(model):
+    pass
+
+
 def switched(model):
     model.network.on = True
 
@@ -230,7 +244,7 @@ def forwarded(model):
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
-        (Later, switched), (Thresholded, thresholded), (Counting, lambda model: None), (Net, hooked),
+        (Later, switched), (Thresholded, thresholded), (Counting, unchanged), (Listing, unchanged), (Net, hooked),
         (Net, layer_hooked), (Net, layer_replaced), (Net, noise_replaced), (Net, clean_replaced), (Net, noisy_hooked),
         (Net, parametrized), (Net, forwarded),
     ],
@@ -387,6 +401,15 @@ def test_a_network_that_cannot_be_traced_is_not_cut_behind_noise_at_the_input():
     """Noisy inputs lie anywhere, and comparing is about the inputs that were compared."""
     assert CutNetwork(NoisyNetwork(Net(), (6,), place="input").eval()).shape == (8,)
     assert CutNetwork(NoisyNetwork(Odd(), (6,), place="input").eval()).shape == (6,)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_the_mode_of_the_caller_does_not_matter(mode):
+    model = NoisyNetwork(Net(), (6,)).eval()
+    with mode():
+        x = torch.full((2, 6), 0.5, requires_grad=mode is torch.enable_grad)
+        assert certify(model, x, QUICK).input_path == TRACED
+        assert certify(model, x.double(), QUICK).input_path == TRACED
 
 
 def test_a_network_that_cannot_be_traced_is_compared_and_the_record_says_so():

@@ -2,6 +2,7 @@
 
 __all__ = ["ALL_RULES", "Certificates", "published_whitened_sensitivity", "sensitivity_of"]
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,6 +77,8 @@ def sensitivity_of(model: NoisyNetwork, norm: str, given: Sensitivity | None) ->
         return model.sensitivity(norm)  # type: ignore[arg-type]
     if given.norm != norm:
         raise InvalidInputError(f"the given sensitivity is in {given.norm}, the radii are asked in {norm}")
+    if np.shape(given.direction) != (math.prod(model.input_shape),):
+        raise InvalidInputError(f"the given sensitivity is of {np.size(given.direction)} inputs, the model has others")
     attained = float(np.linalg.norm(model.whitening * model.linear_map().apply(given.direction[:, None])[:, 0]))
     if not given.upper >= attained * (1 - 1e-9):
         raise InvalidInputError(

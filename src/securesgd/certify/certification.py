@@ -30,6 +30,7 @@ from securesgd.training.processes import Processes
 from securesgd.training.randomness import Randomness
 
 _UP = 1 + 1e-9  # more than certified_radius rounds down, so that an answer "yes" and its radius agree
+_FARTHEST = 1e6  # a layer of almost zero weights has almost infinite radii, around which nothing can be computed
 _CHUNK, _CHUNK_BYTES = 512, 2**27  # examples drawn together, and what their first layer's outputs may take
 
 
@@ -116,7 +117,7 @@ def _unanimous(draws: int, settings: CertifySettings) -> float:
 
 def _largest_radius(settings: CertifySettings, bound: Sensitivity) -> float:
     """Return the radius that unanimous votes would prove, in the units of the input: no certificate is larger."""
-    return float(ndtri(_unanimous(settings.draws, settings)) / bound.upper) if bound.upper > 0 else 0.0
+    return min(float(ndtri(_unanimous(settings.draws, settings))) / max(bound.upper, 1e-300), _FARTHEST)
 
 
 def _require_enough_draws(settings: CertifySettings, bound: Sensitivity) -> None:

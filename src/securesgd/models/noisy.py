@@ -182,7 +182,7 @@ class NoisyNetwork(nn.Module):
         std = self.noisy.noise.std
         magnitude = self.layer_in_double(inputs, absolute=True).numpy()
         relative = self._unit_of_rounding * np.sqrt(np.sum((self.whitening * magnitude) ** 2, axis=1))
-        tiny = float(torch.finfo(std.dtype).tiny) * (self.linear_map().input_size + 3)
+        tiny = float(torch.finfo(std.dtype).tiny) * (math.prod(self.input_shape) + 3)
         underflow = tiny * (np.linalg.norm(self.whitening) + float((1 / std.double()).norm()))
         return np.asarray(2 * (1 + 1e-9) * (relative + underflow))
 

@@ -305,13 +305,19 @@ def require_steady(model: "NoisyNetwork", x: Tensor) -> None:
 
 
 def _state(model: nn.Module) -> dict[str, Any]:
-    kept = (bool, int, float, str, type(None), Tensor)
+    """Return what the modules keep: tensors, plain values, and lists and dictionaries of those."""
+    plain = (bool, int, float, str, type(None))
     state: dict[str, Any] = {}
     for module_name, module in model.named_modules():
         entries = {**vars(module), **module._buffers, **module._parameters}
         for name, value in entries.items():
-            if isinstance(value, kept):
-                state[f"{module_name}.{name}".lstrip(".")] = value.clone() if isinstance(value, Tensor) else value
+            where = f"{module_name}.{name}".lstrip(".")
+            if isinstance(value, Tensor):
+                state[where] = value.clone()
+            elif isinstance(value, plain):
+                state[where] = value
+            elif isinstance(value, list | tuple | dict) and all(isinstance(leaf, plain) for leaf in tree_leaves(value)):
+                state[where] = repr(value)
     return state
 
 

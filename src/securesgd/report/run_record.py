@@ -3,6 +3,7 @@
 __all__ = ["RunRecord", "is_noisy", "read_run"]
 
 import json
+import math
 import tomllib
 from collections import Counter
 from collections.abc import Callable
@@ -155,6 +156,7 @@ def _certificates(record: RunRecord, path: Path) -> None:
         raise DamagedFileError(f"{beside.name} is missing, which says how it was made")
     records, kept = _object(beside.read_text(encoding="utf-8")), []
     for norm, stated in records.items():
+        int(stated["settings"]["seed"])  # a run's certificates can be repeated
         digest = record_digest(stated)
         mine = [row for row in rows if row["norm"] == norm and row["record"] == digest]
         if len(mine) < sum(row["norm"] == norm for row in rows):
@@ -175,7 +177,7 @@ def _require_one_sensitivity(path: Path, norm: str, stated: dict[str, Any]) -> N
     if not path.exists():
         return
     kept = _object(path.read_text(encoding="utf-8"))["norms"].get(norm)
-    if kept is not None and kept["upper"] != stated["sensitivity"]["upper"]:
+    if kept is not None and not math.isclose(kept["upper"], stated["sensitivity"]["upper"], rel_tol=1e-9):
         raise DamagedFileError(
             f"certificates.json has Δ {stated['sensitivity']['upper']:g} in {norm}, {path.name} {kept['upper']:g}: one "
             "of them was changed"
