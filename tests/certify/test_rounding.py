@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.special import ndtr
 from torch import nn
 
 from securesgd.certify import CertifySettings, certify, smoothed_votes
@@ -17,10 +18,14 @@ BIG = 2.0**24  # above it, single precision counts in steps of 2
 
 
 class Minus(nn.Module):
-    """Takes a constant off again, exactly, and compares with 1."""
+    """Takes the bias off again, exactly, and compares with 1."""
+
+    def __init__(self, bias=BIG):
+        super().__init__()
+        self.bias = bias
 
     def forward(self, h):
-        h = h - BIG
+        h = h - self.bias
         return torch.cat([1 - h, h - 1], dim=1)
 
 
@@ -94,13 +99,15 @@ def test_radii_are_smaller_by_the_rounding():
 
 def test_a_question_is_answered_with_the_rounding_taken_off():
     model = coarse()
-    with torch.no_grad():
-        model.noisy.layer.bias.fill_(0.0)
-        model.network[1].forward = lambda h: torch.cat([1 - h, h - 1], dim=1)
     x = torch.tensor([[0.0]])
-    found = certify(model, x, CertifySettings(norm="l2", draws=20_000, radius=0.3, seed=0))
-    assert found.answer.tolist() == ["yes"]
-    assert found.radius["tight"][0] >= 0.3
+    for bias, is_proven in ((0.0, True), (2.0**20, False)):  # there rounding is worth half a standard deviation
+        with torch.no_grad():
+            model.noisy.layer.bias.fill_(bias)
+        model.network[1].bias = bias
+        found = certify(model, x, CertifySettings(norm="l2", draws=5_000, radius=0.3, seed=0))
+        assert (found.answer[0] == "yes") == is_proven
+        assert (found.radius["tight"][0] >= 0.3) == is_proven
+        assert found.p_lower[0] > ndtr(0.3 * 2)  # without rounding it would be proven
 
 
 def test_noise_at_the_input_is_not_cut_where_the_sum_of_roundings_is_not_the_rounding_of_the_sum():
