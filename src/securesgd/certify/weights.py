@@ -35,8 +35,8 @@ def fingerprint(module: nn.Module) -> str:
 def known_sensitivity(model: NoisyNetwork, norm: str, path: Path, *, again: bool = False) -> Sensitivity:
     """Return Δ of the layer in `norm`, proven now, or by the proof in `path`, where it is kept with the layer's digest.
 
-    Guarantee: the file is not believed. Its proof is carried out again and its direction applied again, which takes a
-    tenth of the time that finding them took; an entry without a proof is proven anew.
+    Guarantee: the file is not believed. Its proof is carried out again and its direction applied again, which takes no
+    longer than finding them; an entry without a proof is proven anew.
     Raises: DamagedFileError if the file is about other weights, states another Δ than its proof gives, or is not such a
     file: it is left untouched. `again` proves Δ anew and replaces it.
     """
