@@ -56,7 +56,7 @@ def make_turn(contender: str, net: str) -> tuple[Callable[[], None], int]:
         everyone = np.arange(500)
         indices = everyone[np.lexsort((everyone, stream_of(everyone)))][:EXAMPLES]
         bound = model.sensitivity("l2")
-        settings = CertifySettings(norm="l2", draws=DRAWS[net], selection_draws=SELECTION)
+        settings = CertifySettings(norm="l2", draws=DRAWS[net], selection_draws=SELECTION, seed=0)
         return lambda: certify(model, inputs, settings, indices=indices, sensitivity=bound) and None, EXAMPLES
     if contender == "rest":
         cut = CutNetwork(model)
@@ -197,12 +197,12 @@ def stopping(run: Path | None, norm: str, radii: list[float], examples: int, thr
     inputs, labels = inputs[:examples], targets[:examples].numpy()
     bound = model.sensitivity(norm)
     started = time.perf_counter()
-    whole = certify(model, inputs, CertifySettings(norm=norm), sensitivity=bound)
+    whole = certify(model, inputs, CertifySettings(norm=norm, seed=0), sensitivity=bound)
     seconds = time.perf_counter() - started
     other = certify(model, inputs, CertifySettings(norm=norm, seed=1), sensitivity=bound)
     rows = []
     for radius in radii or [r / bound.upper for r in (0.5, 1.0, 1.5)]:
-        settings = CertifySettings(norm=norm, radius=radius)
+        settings = CertifySettings(norm=norm, radius=radius, seed=0)
         started = time.perf_counter()
         asked = certify(model, inputs, settings, sensitivity=bound)
         took = time.perf_counter() - started

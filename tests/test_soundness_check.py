@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from securesgd.config import run_config
@@ -14,6 +15,7 @@ from securesgd.errors import InvalidInputError
 from securesgd.pipeline import load_run, train_run
 from securesgd.report.rows import read_rows, write_rows
 from securesgd.soundness import check_run
+from securesgd.theory.certificates import radii_by_rule
 
 SECURESGD = Path(sys.executable).with_name("securesgd")
 QUICK = {"restarts": 0, "steps": 10, "eot": 20}
@@ -51,12 +53,16 @@ def test_inflated_radii_are_caught(certified, tmp_path):
 def test_the_command_ends_with_an_error_if_a_certificate_falls(certified, tmp_path):
     folder = tmp_path / "inflated"
     shutil.copytree(certified, folder)
-    rows = read_rows(folder / "certificates.csv")
+    record = json.loads((folder / "certificates.json").read_text())["l2"]
+    upper, published = record["sensitivity"]["upper"], record["published_sensitivity"]
     whole = ("index", "label", "prediction", "abstained", "draws")
-    write_rows(
-        folder / "certificates.csv",
-        [row | {name: int(row[name]) for name in whole} | {"radius_tight": 6 * row["radius_tight"]} for row in rows],
-    )
+    inflated = []
+    for row in read_rows(folder / "certificates.csv"):  # radii that follow from bounds no draws have given
+        p = 1 - 1e-12
+        radii = radii_by_rule(np.array([p]), np.array([1 - p]), upper, published, row["rounding"])
+        bounds = {"p_lower": p, "q_upper": 1 - p} | {f"radius_{rule}": float(r[0]) for rule, r in radii.items()}
+        inflated.append(row | {name: int(row[name]) for name in whole} | bounds | {"abstained": 0})
+    write_rows(folder / "certificates.csv", inflated)
     command = [SECURESGD, "certify", folder, "--norm", "l2", "--draws", "500", "--examples", "12", "--check"]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -36,6 +36,11 @@ class Random(nn.Module):
         return nn.functional.dropout(h, 0.5, training=self.on)
 
 
+class RandomInLargeBatches(nn.Module):
+    def forward(self, h):
+        return nn.functional.dropout(h, 0.5, training=len(h) == 16)
+
+
 def random_later():
     model = network(Random())
     model.network[1].on = True
@@ -72,6 +77,7 @@ def at(x):
         (lambda: certify(network(Normalised()), X), "statistics of the batch"),
         (lambda: certify(network(Mixing()), X), "depends on the others in its batch"),
         (lambda: certify(random_later(), X), "randomness besides the noise"),
+        (lambda: certify(network(RandomInLargeBatches()), X), "randomness besides the noise"),
         (lambda: certify(with_weight(float("nan")), X), "is not finite"),
         (lambda: certify(linear(), at([0.5, float("nan"), 0.5])), "input 1 is not finite"),
         (lambda: certify(linear(), at([0.5, 1.5, 0.5])), r"input 1 has values from 0.5 to 1.5, outside 0..1"),

@@ -104,9 +104,9 @@ def test_anytime_bounds_contain_the_fixed_ones_shares():
 def test_one_network_from_start_to_end(smoothed_digits, digits):
     """On a real network: the answers of the question are those of all draws, but for examples at the edge."""
     inputs = digits.test_inputs[:60]
-    everything = certify(smoothed_digits, inputs, CertifySettings(norm="l2", draws=4_000))
+    everything = certify(smoothed_digits, inputs, CertifySettings(norm="l2", draws=4_000, seed=0))
     for radius in (0.1, 0.25):
-        asked = certify(smoothed_digits, inputs, CertifySettings(norm="l2", draws=4_000, radius=radius))
+        asked = certify(smoothed_digits, inputs, CertifySettings(norm="l2", draws=4_000, radius=radius, seed=0))
         agree = (asked.answer == "yes") == (everything.radius["tight"] >= radius)
         assert agree.mean() >= 0.95
         assert (asked.radius["tight"][asked.answer == "yes"] >= radius).all()

@@ -8,6 +8,7 @@ from scipy.stats import binom
 
 from securesgd.certify import CertifySettings, certify
 from securesgd.certify.bounds import Pilot
+from securesgd.certify.noise import noise_source
 from securesgd.certify.sampling import Question, sample
 from securesgd.certify.votes import Votes
 from securesgd.models.cut import CutNetwork
@@ -27,7 +28,7 @@ def test_linear_classifier(norm, place):
     """With noise in the layer the certificate is the exact distance, but for the confidence bound; never above."""
     model = two_class_linear(WEIGHTS, 0.3, place)
     inputs = torch.stack([linear_input(WEIGHTS, p, 0.3, place) for p in (0.55, 0.8, 0.9, 0.99, 0.999)])
-    found = certify(model, inputs, CertifySettings(norm=norm, input_range=None))
+    found = certify(model, inputs, CertifySettings(norm=norm, input_range=None, seed=0))
     exact = np.array([linear_truth(WEIGHTS, x, norm, 0.3, place)[1] for x in inputs])
     for rule in ("tight", "analytic", "extended", "classic"):
         assert (found.radius[rule] <= exact).all(), rule
@@ -42,7 +43,7 @@ def test_linear_classifier(norm, place):
 def test_network_by_quadrature(norm, seed):
     truth = bumpy_network(seed)
     inputs = torch.rand(24, 4, generator=torch.Generator().manual_seed(seed))
-    found = certify(truth.model, inputs, CertifySettings(norm=norm, draws=5_000))
+    found = certify(truth.model, inputs, CertifySettings(norm=norm, draws=5_000, seed=0))
     for i, x in enumerate(inputs):
         top, _, exact = truth.truth(x, norm)
         assert found.radius["tight"][i] <= exact
@@ -53,7 +54,7 @@ def test_network_by_quadrature(norm, seed):
 def test_within_two_percent_of_the_truth_at_a_hundred_thousand_draws(p, failure_prob):
     """At p = 0.999 and failure_prob 0.001 no bound can: 3.09 standard errors of Φ⁻¹(p) are 3 % of it."""
     model, x = two_class_linear(WEIGHTS, 0.3), linear_input(WEIGHTS, p, 0.3)
-    settings = CertifySettings(norm="linf", draws=100_000, failure_prob=failure_prob, input_range=None)
+    settings = CertifySettings(norm="linf", draws=100_000, failure_prob=failure_prob, input_range=None, seed=0)
     found = certify(model, x[None], settings)
     exact = linear_truth(WEIGHTS, x, "linf", 0.3)[1]
     assert 0.98 * exact <= found.radius["tight"][0] <= exact
@@ -62,7 +63,10 @@ def test_within_two_percent_of_the_truth_at_a_hundred_thousand_draws(p, failure_
 def outcomes(network, x, settings, seeds):
     """(pilot's class, Sampled) of one input for each seed: independent repetitions of a certification."""
     for seed in seeds:
-        votes = [Votes(network, x[None], np.arange(1), seed=seed, purpose=p) for p in ("selection", "counted")]
+        votes = [
+            Votes(network, x[None], np.arange(1), source=noise_source(seed), purpose=p)
+            for p in ("selection", "counted")
+        ]
         first = votes[0].draw(np.arange(1), settings.selection_draws)
         pilot = Pilot.of(first, settings.selection_draws, settings.others, settings.draws, settings.failure_prob)
         yield int(pilot.top[0]), sample(votes[1], pilot, Question(radius=settings.radius), settings)
@@ -161,7 +165,7 @@ def test_rivals_one_by_one_prove_more_than_the_rest_together_and_stay_sound():
     x = torch.zeros(1, 2)
     top, probabilities, exact = truth.truth(x[0], "l2")
     assert top == 1
-    found = {o: certify(truth.model, x, CertifySettings(norm="l2", others=o)) for o in ("rest", "each", "auto")}
+    found = {o: certify(truth.model, x, CertifySettings(norm="l2", others=o, seed=0)) for o in ("rest", "each", "auto")}
     radius = {others: float(c.radius["tight"][0]) for others, c in found.items()}
     assert radius["rest"] < 0.7 * radius["each"]
     assert radius["auto"] == radius["each"] <= exact

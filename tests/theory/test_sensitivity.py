@@ -171,7 +171,7 @@ def test_dominating_shift_is_never_too_small():
         factor = rng.standard_normal((n, n))
         gram = factor @ factor.T
         diagonal = np.full(n, 0.9 * np.linalg.eigvalsh(gram)[-1])
-        shift = dominating_shift(diagonal, sp.csr_array(gram), 1e-12)
+        shift, _ = dominating_shift(diagonal, sp.csr_array(gram), 1e-12)
         assert np.linalg.eigvalsh(np.diag(diagonal + shift) - gram)[0] >= -1e-9
         assert shift >= 0.09 * np.linalg.eigvalsh(gram)[-1]
 

@@ -1,6 +1,6 @@
 """What can be certified: a noisy network in eval mode that treats examples one by one, and inputs it was made for."""
 
-__all__ = ["admitted", "indices_of"]
+__all__ = ["admitted", "indices_of", "require_same_function"]
 
 import numpy as np
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from securesgd.errors import InvalidInputError
 from securesgd.models.cut import CutNetwork
-from securesgd.models.noisy import NoisyNetwork
+from securesgd.models.noisy import NoisyNetwork, require_sound
+from securesgd.models.only_path import require_same_everywhere, require_steady
 
 _PROBES = 16
 
@@ -17,9 +18,11 @@ _PROBES = 16
 def admitted(model: nn.Module, inputs: Tensor, input_range: tuple[float, float] | None) -> CutNetwork:
     """Return the network cut for drawing, after checking that a certificate of it would be true.
 
-    Assumes: what sixteen random draws do not show does not happen.
+    The checks of construction are made anew: layers, weights and flags may have changed since.
+    Assumes: what sixteen random draws do not show of the rest of the network does not happen.
     Raises: InvalidInputError for a model without noise, in training mode, with batch statistics, with randomness of its
-    own or with weights that are not finite; for inputs of the wrong shape, not finite or out of range.
+    own, that uses its input elsewhere, or with weights that are not finite or not in single or double precision; for
+    inputs of the wrong shape or type, not finite or out of range.
     """
     if not isinstance(model, NoisyNetwork):
         raise InvalidInputError(
@@ -35,10 +38,14 @@ def admitted(model: nn.Module, inputs: Tensor, input_range: tuple[float, float] 
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
             raise InvalidInputError(f"{name} uses statistics of the batch, so examples are not treated one by one")
-    for name, tensor in model.state_dict().items():
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if not bool(torch.isfinite(tensor).all()):
             raise InvalidInputError(f"{name} of the model is not finite")
+    _require_precision(model)
     _require_inputs(inputs, model.input_shape, input_range)
+    with torch.inference_mode(False):
+        require_sound(model)
+        require_steady(model, inputs[:1].clone().to(model.noisy.noise.std))
     network = CutNetwork(model)
     _require_sound(model, network, inputs)
     return network
@@ -58,14 +65,63 @@ def indices_of(indices: ArrayLike | None, count: int, *, unique: bool = True) ->
     return chosen.astype(np.int64)
 
 
+def require_same_function(model: NoisyNetwork, inputs: Tensor, reach: float) -> NDArray[np.float64]:
+    """Return the rounding of the layer at each input, after comparing what is certified with what the model computes.
+
+    Guarantee: at each input the layer gets it as it is, there and at points up to `reach` away; and it computes
+    W₁x + b₁ within the error that the certificate allows for.
+    Raises: InvalidInputError if not.
+    """
+    require_same_everywhere(model, inputs, reach)
+    allowed, seen = model.rounding(inputs), model.rounding_seen(inputs)
+    if not bool((seen <= allowed).all()):
+        worst = int(np.argmax(seen - allowed))
+        raise InvalidInputError(
+            f"the first layer is off by {seen[worst]:.3g} standard deviations at input {worst}, more than its type's "
+            f"rounding explains ({allowed[worst]:.3g}); valid: sums in the precision of the weights"
+        )
+    return allowed
+
+
+def _require_precision(model: NoisyNetwork) -> None:
+    """Pass if all is in single or double precision, the noisy layer in one of them, and nothing lowers it behind us."""
+    kinds = (torch.float32, torch.float64)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype not in kinds:
+            raise InvalidInputError(f"{name} of the model is of type {tensor.dtype}; valid: torch.float32 or float64")
+    kind = model.noisy.noise.std.dtype
+    for name, parameter in model.noisy.named_parameters():
+        if parameter.dtype != kind:
+            raise InvalidInputError(f"{name} of the noisy layer is of type {parameter.dtype}, its noise of type {kind}")
+    device = model.noisy.noise.std.device.type
+    if torch.is_autocast_enabled(device):
+        raise InvalidInputError("autocast is on, which computes in half precision; certify outside of it")
+    backends = torch.backends
+    lowered = {
+        f"torch.get_float32_matmul_precision() is {torch.get_float32_matmul_precision()!r}": (
+            torch.get_float32_matmul_precision() != "highest"
+        ),
+        "torch.backends.mkldnn.conv.fp32_precision is lowered": _is_lowered(backends.mkldnn, "conv"),
+        "torch.backends.mkldnn.matmul.fp32_precision is lowered": _is_lowered(backends.mkldnn, "matmul"),
+        "torch.backends.cudnn.allow_tf32 is on": device == "cuda" and backends.cudnn.allow_tf32,
+    }
+    for words, is_so in lowered.items():
+        if is_so:
+            raise InvalidInputError(f"{words}: single precision would not be it; set it to the highest precision")
+
+
+def _is_lowered(backend: object, operation: str) -> bool:
+    return getattr(getattr(backend, operation, None), "fp32_precision", "none") in ("bf16", "tf32")
+
+
 def _require_inputs(inputs: Tensor, shape: tuple[int, ...], input_range: tuple[float, float] | None) -> None:
     if tuple(inputs.shape[1:]) != shape or len(inputs) == 0:
         raise InvalidInputError(
             f"inputs have shape {list(inputs.shape)}; valid: one or more examples of shape {list(shape)}"
         )
-    if not inputs.is_floating_point():
+    if inputs.dtype not in (torch.float32, torch.float64):
         raise InvalidInputError(
-            f"inputs are of type {inputs.dtype}; valid: floating point, as the model was trained on"
+            f"inputs are of type {inputs.dtype}; valid: torch.float32 or float64, as the model was trained on"
         )
     flat = inputs.flatten(1)
     bad = (~torch.isfinite(flat)).any(1).nonzero()
@@ -103,7 +159,10 @@ def _require_sound(model: NoisyNetwork, network: CutNetwork, inputs: Tensor) -> 
         raise InvalidInputError("the model's output for an example depends on the others in its batch")
     device = model.noisy.noise.std.device
     noisy = model.noisy.clean(x.to(device, network.dtype)) + model.noisy.noise.std * normals.to(device, network.dtype)
-    with model.from_layer(noisy):
-        whole = model(x.to(device, network.dtype).expand(_PROBES, *model.input_shape))
+    passes = []
+    for row in torch.split(noisy, 1):  # alone, as the smoothed classifier is defined
+        with model.from_layer(row):
+            passes.append(model(x.to(device, network.dtype)))
+    whole = torch.cat(passes)
     if not torch.allclose(outputs, whole, rtol=1e-3, atol=1e-3 * size):
         raise InvalidInputError("the model does not compute the same from W₁x + W₁n as from W₁(x + n)")

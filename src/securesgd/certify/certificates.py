@@ -1,7 +1,8 @@
 """What is known of each example: its class, the bounds the votes gave, and a proven radius by every rule."""
 
-__all__ = ["ALL_RULES", "Certificates", "published_whitened_sensitivity", "radii"]
+__all__ = ["ALL_RULES", "Certificates", "published_whitened_sensitivity", "sensitivity_of"]
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,10 +12,9 @@ from numpy.typing import NDArray
 from securesgd.certify.settings import CertifySettings
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.theory import RULES, Sensitivity, as_published_radius, certified_radius, published_sensitivity
+from securesgd.theory import Sensitivity, published_sensitivity
+from securesgd.theory.certificates import ALL_RULES, radii_by_rule
 from securesgd.theory.validation import Array
-
-ALL_RULES = (*reversed(RULES), "as-published")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,11 +41,20 @@ class Certificates:
     """Counted draws, besides settings.selection_draws."""
     p_lower: Array
     q_upper: Array
+    rounding: Array
+    """What the rounding of the layer may add to a move of it, in standard deviations; taken off before the radius."""
+    input_path: str
+    """`traced`: the whole way of the input to the noisy layer was seen. Else why it was only compared at the inputs."""
     radius: dict[str, Array]
     """By rule; 0 where nothing is proven. `as-published` is no guarantee."""
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def noise(self) -> str:
+        """Where the draws came from, and for which inputs they are evidence."""
+        return self.settings.noise
 
     def in_norm(self, norm: str, model: NoisyNetwork, sensitivity: Sensitivity | None = None) -> "Certificates":
         """Return the same certificates with radii in another norm: the votes are the same, only Δ differs."""
@@ -58,21 +67,8 @@ class Certificates:
             sensitivity=bound,
             published_sensitivity=published,
             answer=np.full(len(self), ""),
-            radius=radii(self.p_lower, self.q_upper, bound, published),
+            radius=radii_by_rule(self.p_lower, self.q_upper, bound.upper, published, self.rounding),
         )
-
-
-def radii(p_lower: Array, q_upper: Array, sensitivity: Sensitivity, published: float) -> dict[str, Array]:
-    """Return the radius of each example by every rule, in the units of the input."""
-    found: dict[str, Array] = {}
-    for rule in ALL_RULES:
-        if rule == "as-published":
-            found[rule] = np.atleast_1d(as_published_radius(p_lower, q_upper)) / published
-        else:
-            found[rule] = np.atleast_1d(
-                certified_radius(p_lower, q_upper, sigma=1.0, sensitivity=sensitivity.upper, rule=rule)  # type: ignore[arg-type]
-            )
-    return found
 
 
 def sensitivity_of(model: NoisyNetwork, norm: str, given: Sensitivity | None) -> Sensitivity:
@@ -81,6 +77,14 @@ def sensitivity_of(model: NoisyNetwork, norm: str, given: Sensitivity | None) ->
         return model.sensitivity(norm)  # type: ignore[arg-type]
     if given.norm != norm:
         raise InvalidInputError(f"the given sensitivity is in {given.norm}, the radii are asked in {norm}")
+    if np.shape(given.direction) != (math.prod(model.input_shape),):
+        raise InvalidInputError(f"the given sensitivity is of {np.size(given.direction)} inputs, the model has others")
+    attained = float(np.linalg.norm(model.whitening * model.linear_map().apply(given.direction[:, None])[:, 0]))
+    if not given.upper >= attained * (1 - 1e-9):
+        raise InvalidInputError(
+            f"the given sensitivity is {given.upper:g}, but its own direction moves the layer by {attained:g}; "
+            "valid: what model.sensitivity(norm) returns"
+        )
     return given
 
 

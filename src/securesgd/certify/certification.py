@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 from torch import Tensor, nn
 
-from securesgd.certify.admission import admitted, indices_of
+from securesgd.certify.admission import admitted, indices_of, require_same_function
 from securesgd.certify.bounds import Pilot, anytime, fixed
-from securesgd.certify.certificates import Certificates, published_whitened_sensitivity, radii, sensitivity_of
-from securesgd.certify.noise import stream_of
+from securesgd.certify.certificates import Certificates, published_whitened_sensitivity, sensitivity_of
+from securesgd.certify.noise import noise_source, stream_of
 from securesgd.certify.sampling import Question, Sampled, sample
 from securesgd.certify.settings import CertifySettings
 from securesgd.certify.votes import Votes
@@ -24,8 +24,13 @@ from securesgd.errors import InvalidInputError
 from securesgd.models.cut import CutNetwork
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.theory import Sensitivity
+from securesgd.theory.certificates import radii_by_rule
+from securesgd.theory.validation import Array
 from securesgd.training.processes import Processes
+from securesgd.training.randomness import Randomness
 
+_UP = 1 + 1e-9  # more than certified_radius rounds down, so that an answer "yes" and its radius agree
+_FARTHEST = 1e6  # a layer of almost zero weights has almost infinite radii, around which nothing can be computed
 _CHUNK, _CHUNK_BYTES = 512, 2**27  # examples drawn together, and what their first layer's outputs may take
 
 
@@ -51,9 +56,10 @@ def certify(
 ) -> Certificates:
     """Return a certificate for every input.
 
-    Guarantee: that of `Certificates`, for each example. An example's result depends on the model, the settings and its
-    index alone: not on the other examples, their order, the chunks they are drawn in or the number of processes. If
-    torch.distributed is initialised, processes share the work, and all return the whole.
+    Guarantee: that of `Certificates`, for each example; with a seed, only for inputs chosen without regard to it.
+    With a seed, an example's result depends on the model, the settings and its index alone: not on the other examples,
+    their order, the chunks they are drawn in or the number of processes. If torch.distributed is initialised, processes
+    share the work, and all return the whole.
     Assumes: a sensitivity, if given, is the model's own (`model.sensitivity(norm)`, kept from an earlier call).
     Raises: InvalidInputError if the model cannot be certified, inputs do not fit, or the draws cannot prove anything.
 
@@ -64,19 +70,27 @@ def certify(
     assert isinstance(model, NoisyNetwork)
     chosen = indices_of(indices, len(inputs))
     bound = sensitivity_of(model, settings.norm, sensitivity)
-    question = _whitened(settings, bound)
-    _require_enough_draws(settings, question)
+    _require_enough_draws(settings, bound)
+    reach = _largest_radius(settings, bound)
+    source = noise_source(settings.seed)
     processes = Processes()
     order = np.lexsort((chosen, stream_of(chosen)))  # neighbours share their noise
     mine = np.array_split(order, processes.count)[processes.rank]
     report = _Reporter(len(mine), settings.draws, on_progress)
     most = max(1, min(_CHUNK, _CHUNK_BYTES // (math.prod(network.shape) * network.dtype.itemsize)))
 
-    def work() -> list[tuple[NDArray[np.int64], Pilot, Sampled]]:
+    def work() -> list[_Piece]:
         chunks = [mine[start : start + most] for start in range(0, len(mine), most)]
-        return [(c, *_certified(network, inputs[c], chosen[c], question, settings, report)) for c in chunks]
+        rounding = [require_same_function(model, inputs[c], reach) for c in chunks]  # a refusal comes before the work
+        return [
+            (c, r, *_certified(network, inputs[c], chosen[c], _whitened(settings, bound, r), settings, source, report))
+            for c, r in zip(chunks, rounding, strict=True)
+        ]
 
     return _joined(_gathered(processes.together(work), processes), chosen, model, settings, bound)
+
+
+_Piece = tuple[NDArray[np.int64], Array, Pilot, Sampled]  # where, the rounding there, what was chosen and what is known
 
 
 def draws_needed(p: float, settings: CertifySettings) -> float:
@@ -101,12 +115,17 @@ def _unanimous(draws: int, settings: CertifySettings) -> float:
     return float((anytime if soft else fixed)(totals, draws, pilot, share).p_lower[0])
 
 
-def _require_enough_draws(settings: CertifySettings, question: Question) -> None:
-    target = float(ndtr(question.radius or 0.0))
+def _largest_radius(settings: CertifySettings, bound: Sensitivity) -> float:
+    """Return the radius that unanimous votes would prove, in the units of the input: no certificate is larger."""
+    return min(float(ndtri(_unanimous(settings.draws, settings))) / max(bound.upper, 1e-300), _FARTHEST)
+
+
+def _require_enough_draws(settings: CertifySettings, bound: Sensitivity) -> None:
+    target = float(ndtr((settings.radius or 0.0) * bound.upper * _UP))
     if _unanimous(settings.draws, settings) > target:
         return
     needed = draws_needed(target, settings)
-    what = "any radius" if question.radius is None else f"the {settings.norm} radius {settings.radius:g}"
+    what = "any radius" if settings.radius is None else f"the {settings.norm} radius {settings.radius:g}"
     enough = f"at least {needed:,} draws are needed" if math.isfinite(needed) else "no number of draws is enough"
     raise InvalidInputError(
         f"{settings.draws:,} draws cannot prove {what} with failure_prob {settings.failure_prob:g}, even if all agree; "
@@ -114,11 +133,9 @@ def _require_enough_draws(settings: CertifySettings, question: Question) -> None
     )
 
 
-def _whitened(settings: CertifySettings, sensitivity: Sensitivity) -> Question:
-    # Rounded up by more than certified_radius rounds down, so that an answer "yes" and its radius agree.
-    scale = sensitivity.upper * (1 + 1e-9)
+def _whitened(settings: CertifySettings, sensitivity: Sensitivity, rounding: Array) -> Question:
     return Question(
-        radius=None if settings.radius is None else settings.radius * scale,
+        radius=None if settings.radius is None else (settings.radius * sensitivity.upper + rounding) * _UP,
         tolerance=None if settings.tolerance is None else settings.tolerance * sensitivity.upper,
     )
 
@@ -129,14 +146,15 @@ def _certified(
     indices: NDArray[np.int64],
     question: Question,
     settings: CertifySettings,
+    source: Randomness,
     report: "_Reporter",
 ) -> tuple[Pilot, Sampled]:
     """Return what the selection draws chose for some examples, and what the counted draws prove."""
     scores: Any = settings.scores
-    first = Votes(network, inputs, indices, seed=settings.seed, purpose="selection", scores=scores)
+    first = Votes(network, inputs, indices, source=source, purpose="selection", scores=scores)
     totals = first.draw(np.arange(len(inputs)), settings.selection_draws, report.selected)
     pilot = Pilot.of(totals, settings.selection_draws, settings.others, settings.draws, settings.failure_prob)
-    counted = Votes(network, inputs, indices, seed=settings.seed, purpose="counted", scores=scores)
+    counted = Votes(network, inputs, indices, source=source, purpose="counted", scores=scores)
     sampled = sample(counted, pilot, question, settings, report.drawn)
     report.finished(len(inputs))
     return pilot, sampled
@@ -151,25 +169,28 @@ def _gathered(mine: list[Any], processes: Processes) -> list[Any]:
 
 
 def _joined(
-    pieces: list[tuple[NDArray[np.int64], Pilot, Sampled]],
+    pieces: list[_Piece],
     indices: NDArray[np.int64],
     model: NoisyNetwork,
     settings: CertifySettings,
     bound: Sensitivity,
 ) -> Certificates:
-    back = np.argsort(np.concatenate([where for where, _, _ in pieces]))
+    back = np.argsort(np.concatenate([where for where, *_ in pieces]))
     columns = {
-        name: np.concatenate([getattr(sampled, name) for _, _, sampled in pieces])[back]
+        name: np.concatenate([getattr(sampled, name) for *_, sampled in pieces])[back]
         for name in ("p_lower", "q_upper", "draws", "answer")
     }
     published = published_whitened_sensitivity(model, bound)
-    radius = radii(columns["p_lower"], columns["q_upper"], bound, published)
+    rounding = np.concatenate([rounding for _, rounding, *_ in pieces])[back]
+    radius = radii_by_rule(columns["p_lower"], columns["q_upper"], bound.upper, published, rounding)
     return Certificates(
         settings=settings,
         sensitivity=bound,
         published_sensitivity=published,
         index=indices,
-        prediction=np.concatenate([pilot.top for _, pilot, _ in pieces])[back],
+        prediction=np.concatenate([pilot.top for _, _, pilot, _ in pieces])[back],
+        rounding=rounding,
+        input_path=model.input_path,
         abstained=radius["tight"] == 0,
         radius=radius,
         **columns,

@@ -1,4 +1,4 @@
-"""The noise of a certification: a function of (seed, purpose, stream, draw) and of nothing else.
+"""The noise of a certification: a function of (seed or secret key, purpose, stream, draw) and of nothing else.
 
 An example belongs to one of sixteen streams by its index in the data set. Examples of a stream share their draws, so
 that noise is made once for many of them; the draws of one example are independent of each other, which is all its
@@ -6,8 +6,9 @@ certificate needs. Since nothing depends on which examples are certified togethe
 processes, neither does any result.
 """
 
-__all__ = ["BLOCK", "NoiseStream", "stream_of"]
+__all__ = ["BLOCK", "NoiseStream", "noise_source", "stream_of"]
 
+import secrets
 from typing import Literal
 
 import numpy as np
@@ -30,11 +31,18 @@ def stream_of(index: ArrayLike) -> NDArray[np.int64]:
     return (mixed >> np.uint64(32 - _STREAM_BITS)).astype(np.int64)
 
 
+def noise_source(seed: int | None) -> Randomness:
+    """Return what all draws of one certification come from: a seed's, or, without one, 128 bits of the system's own."""
+    return Randomness(secrets.randbits(128)) if seed is None else Randomness.from_seed(seed)
+
+
 class NoiseStream:
     """The draws of one stream: draw i is always the same vector of independent standard normals."""
 
-    def __init__(self, seed: int, purpose: Purpose, stream: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        named = Randomness.from_seed(seed).stream(f"certify {purpose} {stream}")
+    def __init__(
+        self, source: Randomness, purpose: Purpose, stream: int, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
+        named = source.stream(f"certify {purpose} {stream}")
         self._randomness, self.shape, self.dtype = Randomness(int(named, 16)), shape, dtype
 
     def draws(self, start: int, stop: int) -> Tensor:

@@ -6,8 +6,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from securesgd.certify.admission import admitted, indices_of
+from securesgd.certify.admission import admitted, indices_of, require_same_function
+from securesgd.certify.noise import noise_source
 from securesgd.certify.votes import Votes
+from securesgd.models.noisy import NoisyNetwork
 from securesgd.theory.validation import Array, whole_number
 
 
@@ -31,5 +33,9 @@ def smoothed_votes(
     """
     whole_number("draws", draws, 1)
     network = admitted(model, inputs, input_range)
-    votes = Votes(network, inputs, indices_of(indices, len(inputs), unique=False), seed=seed, purpose="recheck")
+    assert isinstance(model, NoisyNetwork)
+    require_same_function(model, inputs, 0.0)
+    votes = Votes(
+        network, inputs, indices_of(indices, len(inputs), unique=False), source=noise_source(seed), purpose="recheck"
+    )
     return votes.draw(np.arange(len(inputs)), draws)

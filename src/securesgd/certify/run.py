@@ -1,7 +1,9 @@
 """The certificates of a run's test examples, kept in its folder as they come.
 
 `certificates.csv` has a row per norm and example, `certificates.json` an entry per norm that says what was asked, with
-which weights and data, and what is guaranteed. An example's certificate does not depend on the others, so a
+which weights and data, and what is guaranteed. Each row carries a digest of what it was made by; rows of another digest
+than their record's are what an interrupted replacement left, and do not count. What is read is not believed: Δ is
+proven again from its proof, and radii are computed again. An example's certificate does not depend on the others, so a
 certification that was interrupted, or asked for more examples later, goes on where it was; and votes do not depend on
 the norm, so another norm by the same settings needs no draws at all.
 """
@@ -10,6 +12,7 @@ __all__ = ["CERTIFICATES", "RECORD", "SENSITIVITIES", "certify_run"]
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,22 +24,24 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from securesgd.certify.certificates import ALL_RULES, Certificates, published_whitened_sensitivity, radii
+from securesgd.certify.certificates import ALL_RULES, Certificates, published_whitened_sensitivity
 from securesgd.certify.certification import CertifyProgress, certify
 from securesgd.certify.noise import stream_of
-from securesgd.certify.settings import CertifySettings
+from securesgd.certify.settings import SEEDED, CertifySettings
 from securesgd.certify.weights import fingerprint, known_sensitivity
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.folder_lock import locked_folder
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.report.certified import certified_summary, guarantee_in_words
+from securesgd.report.certified import certified_summary, guarantee_in_words, record_digest, require_true_radii
 from securesgd.report.rows import read_rows, write_json, write_rows
 from securesgd.theory import Sensitivity
+from securesgd.theory.certificates import radii_by_rule
 from securesgd.training.processes import Processes
 
 CERTIFICATES, RECORD, SENSITIVITIES = "certificates.csv", "certificates.json", "sensitivity.json"
 _FIRST_PART, _LARGEST_PART, _SECONDS = 32, 512, 20  # examples between two writes, and how far apart those should be
 _WHOLE = ("index", "label", "prediction", "abstained", "draws")
+_NUMBERS = (*_WHOLE, "p_lower", "q_upper", "rounding")
 
 Row = dict[str, Any]
 
@@ -56,11 +61,16 @@ def certify_run(
     """Certify the first `examples` of a run's test set that have no certificate yet; return the record of each norm.
 
     Guarantee: that of `certify`; all norms share the votes, so one failure probability covers an example's radii in all
-    of them. Whatever is on disk at any moment is true and complete for the examples it names. Under torch.distributed
-    all processes take part and the first one writes.
+    of them. Whatever is on disk at any moment is true: the rows that carry the digest of their record. Under
+    torch.distributed all processes take part and the first one writes.
     Raises: InvalidInputError if the folder has certificates by other settings, DamagedFileError if they are about other
-    weights or data or the files are broken. `again` replaces them; nothing is overwritten otherwise.
+    weights or data, state more than they prove, or the files are broken. `again` replaces them; nothing is overwritten
+    otherwise.
     """
+    if settings.seed is None:
+        raise InvalidInputError(
+            "seed is None; valid: a whole number, so that the certificates of a run can be repeated"
+        )
     if settings.adaptive and len(norms) > 1:
         raise InvalidInputError("a radius or tolerance is in one norm; ask for one norm at a time")
     processes = Processes()
@@ -70,7 +80,13 @@ def certify_run(
 
         def begin() -> tuple[dict[str, Sensitivity], dict[str, Any], list[Row]]:
             records, rows = _kept(folder, asked, again)  # a refusal comes before the work
-            bounds = {norm: known_sensitivity(model, norm, folder / SENSITIVITIES, again=again) for norm in norms}
+            bounds = {
+                norm: known_sensitivity(model, norm, folder / SENSITIVITIES, again=again and norm in norms)
+                for norm in {**asked, **records}
+            }
+            for norm, record in records.items():
+                mine = [row for row in rows if row["norm"] == norm]
+                _require_true(folder, mine, record, bounds[norm], model, inputs, targets)
             return bounds, records, rows
 
         bounds, records, rows = processes.on_first(begin)
@@ -82,8 +98,8 @@ def certify_run(
         def save() -> dict[str, dict[str, Any]]:
             rows.sort(key=lambda row: (row["norm"], row["index"]))
             write_rows(folder / CERTIFICATES, rows)
-            records.update({norm: _record(asked[norm], bounds[norm], rows) for norm in norms})
-            write_json(folder / RECORD, records)
+            records.update({norm: _record(asked[norm], bounds[norm], model, rows) for norm in norms})
+            write_json(folder / RECORD, records)  # if this never happens, rows of another digest do not count
             return {norm: records[norm] for norm in norms}
 
         while done < len(todo):
@@ -100,7 +116,8 @@ def certify_run(
             for norm in norms:
                 there = {row["index"] for row in rows if row["norm"] == norm}
                 shown = found if norm == norms[0] else found.in_norm(norm, model, bounds[norm])
-                rows += [row for row in _rows(shown, targets) if row["index"] not in there]
+                made = _rows(shown, targets, record_digest(asked[norm]))
+                rows += [row for row in made if row["index"] not in there]
             processes.on_first(save)
             done += len(part)
             # Whatever this clock says: all processes go by the first one's.
@@ -136,7 +153,46 @@ def _kept(folder: Path, asked: dict[str, Any], again: bool) -> tuple[dict[str, A
             )
         if other or (again and norm in asked):
             del records[norm]
-    return records, [row for row in rows if row["norm"] in records]
+    digests = {norm: record_digest(record) for norm, record in records.items()}
+    return records, [row for row in rows if digests.get(row["norm"]) == row["record"]]
+
+
+def _require_true(
+    folder: Path,
+    rows: list[Row],
+    record: dict[str, Any],
+    bound: Sensitivity,
+    model: NoisyNetwork,
+    inputs: Tensor,
+    targets: Tensor,
+) -> None:
+    """Pass if a record and its rows state nothing but what Δ, the model and the rows' own bounds give.
+
+    Raises: DamagedFileError if not.
+    """
+    published = published_whitened_sensitivity(model, bound)
+    for words, stated, true in (
+        ("Δ", record["sensitivity"]["upper"], bound.upper),
+        ("the published Δ", record["published_sensitivity"], published),
+    ):
+        if not math.isclose(stated, true, rel_tol=1e-9):
+            raise DamagedFileError(
+                f"{folder / RECORD} states {words} in {bound.norm} as {stated:g}, but it is {true:g}: the file was "
+                "changed; --again makes new certificates"
+            )
+    indices = [row["index"] for row in rows]
+    if len(set(indices)) < len(rows) or not all(0 <= index < len(inputs) for index in indices):
+        raise DamagedFileError(
+            f"{folder / CERTIFICATES} has {bound.norm} rows of examples that are not there, or twice"
+        )
+    rounding: Any = model.rounding(inputs[indices]) if rows else ()
+    for row, true in zip(rows, rounding, strict=True):
+        if row["label"] != int(targets[row["index"]]) or not math.isclose(row["rounding"], true, rel_tol=1e-9):
+            raise DamagedFileError(
+                f"{folder / CERTIFICATES}, example {row['index']} in {bound.norm}: label or rounding are not the "
+                "example's; the row was changed"
+            )
+    require_true_radii(rows, record, str(folder / CERTIFICATES))
 
 
 def _todo(wanted: NDArray[np.int64], rows: list[Row], norms: Sequence[str]) -> NDArray[np.int64]:
@@ -161,28 +217,40 @@ def _from_other_norms(
         if source is None or same["radius"] is not None or same["tolerance"] is not None:
             continue
         old = [row for row in rows if row["norm"] == source]
-        p, q = (np.array([row[name] for row in old]) for name in ("p_lower", "q_upper"))
-        found = radii(p, q, bounds[norm], published_whitened_sensitivity(model, bounds[norm]))
+        p, q, rounding = (np.array([row[name] for row in old]) for name in ("p_lower", "q_upper", "rounding"))
+        published = published_whitened_sensitivity(model, bounds[norm])
+        found = radii_by_rule(p, q, bounds[norm].upper, published, rounding)
         made += [
-            {**row, "norm": norm} | {f"radius_{rule}": float(found[rule][i]) for rule in ALL_RULES}
+            {**row, "norm": norm, "record": record_digest(asked[norm])}
+            | {f"radius_{rule}": float(found[rule][i]) for rule in ALL_RULES}
             for i, row in enumerate(old)
         ]
     return made
 
 
-def _record(asked: dict[str, Any], bound: Sensitivity, rows: list[Row]) -> dict[str, Any]:
+def _record(asked: dict[str, Any], bound: Sensitivity, model: NoisyNetwork, rows: list[Row]) -> dict[str, Any]:
     mine = [row for row in rows if row["norm"] == bound.norm]
     proof = {"upper": bound.upper, "lower": bound.lower, "method": bound.method}
     summary = certified_summary(mine)
     words = guarantee_in_words(asked["settings"], proof, summary)
-    return {**asked, "sensitivity": proof, "examples": len(mine), "summary": summary, "guarantee": words}
+    return {
+        **asked,
+        "noise": SEEDED,
+        "input_path": model.input_path,
+        "sensitivity": proof,
+        "published_sensitivity": published_whitened_sensitivity(model, bound),
+        "examples": len(mine),
+        "summary": summary,
+        "guarantee": words,
+    }
 
 
-def _rows(found: Certificates, targets: Tensor) -> list[Row]:
+def _rows(found: Certificates, targets: Tensor, digest: str) -> list[Row]:
     labels = targets.numpy()
     return [
         {
             "norm": found.settings.norm,
+            "record": digest,
             "index": int(index),
             "label": int(labels[index]),
             "prediction": int(found.prediction[i]),
@@ -191,6 +259,7 @@ def _rows(found: Certificates, targets: Tensor) -> list[Row]:
             "draws": int(found.draws[i]),
             "p_lower": float(found.p_lower[i]),
             "q_upper": float(found.q_upper[i]),
+            "rounding": float(found.rounding[i]),
             **{f"radius_{rule}": float(found.radius[rule][i]) for rule in ALL_RULES},
         }
         for i, index in enumerate(found.index)
@@ -210,9 +279,13 @@ def _read(folder: Path, again: bool) -> tuple[dict[str, Any], list[Row]]:
         records = json.loads(record.read_text(encoding="utf-8"))
         rows = [row | {name: int(row[name]) for name in _WHOLE} for row in read_rows(table)]
         for entry in records.values():
-            entry["weights"], entry["data"], entry["settings"]["norm"]
-        if any(f"radius_{rule}" not in row for row in rows[:1] for rule in ALL_RULES):
+            entry["weights"], entry["data"], entry["settings"]["norm"], entry["published_sensitivity"]
+            float(entry["sensitivity"]["upper"])
+        needed = {*_NUMBERS, "record", "answer", *(f"radius_{rule}" for rule in ALL_RULES)}
+        if any(not needed <= set(row) for row in rows[:1]):
             raise ValueError("columns are missing")
+        for row in rows:
+            [float(row[name]) for name in needed - {"record", "answer"}]
         return records, rows
     except (OSError, ValueError, KeyError, TypeError, AttributeError, DamagedFileError) as error:
         raise DamagedFileError(f"{table} or {record.name} is damaged ({error}); move both away") from None

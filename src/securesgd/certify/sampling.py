@@ -9,7 +9,7 @@ example that would hardly ever be proven by all draws is given up: it stays unpr
 __all__ = ["Question", "Sampled", "looks", "sample"]
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,15 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked of every example, in whitened units; neither: nothing, take all draws."""
+    """What is asked of the examples, in whitened units; neither: nothing, take all draws."""
 
-    radius: float | None = None
+    radius: Array | float | None = None
+    """The same for all, or an entry per example: what rounding takes differs from one to the next."""
     tolerance: float | None = None
+
+    def take(self, examples: NDArray[np.int64]) -> "Question":
+        """Return what is asked of some of the examples."""
+        return replace(self, radius=self.radius[examples]) if isinstance(self.radius, np.ndarray) else self
 
     def settled(self, bounds: Bounds) -> tuple[Mask, Mask]:
         """Return where drawing may stop, and where the answer is yes."""
@@ -94,11 +99,12 @@ def sample(
         if look == settings.draws and not soft:
             known = known.and_also(fixed(totals, look, pilot.take(open_), settings.failure_prob - running))
         p[open_], q[open_] = known.p_lower, known.q_upper
-        stop, yes = question.settled(known)
+        asked = question.take(open_)
+        stop, yes = asked.settled(known)
         answer[open_[stop]] = np.where(yes[stop], "yes", "no" if question.radius is not None else "")
-        if question.radius is not None and not soft:
+        if asked.radius is not None and not soft:
             last = settings.failure_prob - running
-            stop |= _hopeless(totals, look, pilot.take(open_), question.radius, settings.draws, last)
+            stop |= _hopeless(totals, look, pilot.take(open_), asked.radius, settings.draws, last)
         open_ = open_[~stop]
         if len(open_) == 0:
             break
@@ -107,7 +113,7 @@ def sample(
     return Sampled(p, q, votes.drawn.copy(), answer)
 
 
-def _hopeless(totals: Array, draws: int, pilot: Pilot, radius: float, most: int, failure_prob: float) -> Mask:
+def _hopeless(totals: Array, draws: int, pilot: Pilot, radius: Array | float, most: int, failure_prob: float) -> Mask:
     """Return where `most` draws would hardly ever prove the radius, judged by those made so far.
 
     Nothing is claimed of these examples, so an approximation will do: the radius that the last bound would prove if

@@ -1,6 +1,6 @@
 """What a certification is asked to do."""
 
-__all__ = ["OTHERS", "SCORES", "CertifySettings"]
+__all__ = ["FRESH", "OTHERS", "SCORES", "SEEDED", "CertifySettings"]
 
 import math
 from dataclasses import asdict, dataclass
@@ -14,6 +14,7 @@ from securesgd.theory import NORMS
 Others = Literal["auto", "rest", "each"]
 OTHERS: tuple[str, ...] = get_args(Others)
 SCORES: tuple[str, ...] = get_args(Scores)
+FRESH, SEEDED = "fresh; for any input", "seeded; for a test set fixed beforehand"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,9 @@ class CertifySettings:
     """Draws that choose the class, and where to place the bet of the confidence sequence. They are not counted."""
     failure_prob: float = 0.001
     """Bound on the probability that anything said about one example is wrong."""
-    seed: int = 0
+    seed: int | None = None
+    """None: fresh noise that nobody can know. A seed repeats the noise, and is for inputs fixed beforehand: for one
+    chosen by somebody who knows the seed, votes under it prove nothing."""
     radius: float | None = None
     tolerance: float | None = None
     scores: str = "votes"
@@ -50,7 +53,8 @@ class CertifySettings:
                 raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
         count_checked("draws", self.draws, at_least=1)
         count_checked("selection_draws", self.selection_draws, at_least=1)
-        count_checked("seed", self.seed, at_least=0)
+        if self.seed is not None:
+            count_checked("seed", self.seed, at_least=0)
         if not (isinstance(self.failure_prob, float) and 0 < self.failure_prob < 1):
             raise InvalidInputError(f"failure_prob is {self.failure_prob!r}; valid: between 0 and 1")
         if self.radius is not None and not (math.isfinite(self.radius) and self.radius >= 0):
@@ -64,6 +68,11 @@ class CertifySettings:
     def adaptive(self) -> bool:
         """Whether drawing may stop early."""
         return self.radius is not None or self.tolerance is not None
+
+    @property
+    def noise(self) -> str:
+        """Where the draws come from, and for which inputs they are evidence."""
+        return FRESH if self.seed is None else SEEDED
 
     def json(self) -> dict[str, Any]:
         """Return the settings as JSON holds them."""

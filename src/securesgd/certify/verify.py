@@ -30,12 +30,15 @@ class Verified:
     radius: float
     """mu_max, the largest radius these draws prove. With a question drawing stops early, so more may be provable."""
     draws: int
+    noise: str
+    """Where the draws came from: `fresh` ones speak of any input, `seeded` ones of inputs fixed beforehand."""
 
 
 def verify(model: nn.Module, x: Tensor, radius: float, **settings: object) -> Verified:
     """Return whether the prediction for one input is proven within `radius`, its label, and the radius proven.
 
-    Guarantee: what is said is wrong with probability at most `failure_prob` (0.001 if not given) over the draws.
+    Guarantee: what is said is wrong with probability at most `failure_prob` (0.001 if not given) over the draws, which
+    are fresh: whoever chose the input cannot have known them. With a `seed` they could.
     Raises: InvalidInputError as `certify` does.
 
     `settings` are those of `CertifySettings`: norm, draws, failure_prob, seed, …
@@ -46,6 +49,7 @@ def verify(model: nn.Module, x: Tensor, radius: float, **settings: object) -> Ve
         label=None if found.abstained[0] else int(found.prediction[0]),
         radius=float(found.radius["tight"][0]),
         draws=int(found.draws[0]),
+        noise=found.noise,
     )
 
 
@@ -54,8 +58,8 @@ class CertifiedClassifier:
 
     Guarantee: each prediction that is not masked is the smoothed classifier's class with probability
     >= 1 − failure_prob; `certify` gives radii. The weights may change between calls; each call is about those it finds.
-    Calls with the same seed use the same noise for the same row number (or index): ask about all examples at once, or
-    give their indices, if answers are to be combined.
+    Every call draws fresh noise, so inputs may come from anybody. With a seed in the settings, calls repeat; then the
+    inputs must have been fixed beforehand, and the same row number (or index) has the same noise in every call.
     """
 
     def __init__(self, model: nn.Module, settings: CertifySettings | None = None) -> None:

@@ -14,6 +14,7 @@ from securesgd.certify.noise import BLOCK, NoiseStream, Purpose, stream_of
 from securesgd.models.cut import CutNetwork
 from securesgd.models.predict import Scores, tally
 from securesgd.theory.validation import Array
+from securesgd.training.randomness import Randomness
 
 _PASS_BYTES = 3 * 2**19  # of the layer's output: what stays in the cache of one core
 _MOST_DRAWS = 512
@@ -38,11 +39,11 @@ class Votes:
         inputs: Tensor,
         indices: NDArray[np.int64],
         *,
-        seed: int,
+        source: Randomness,
         purpose: Purpose,
         scores: Scores = "votes",
     ) -> None:
-        self._network, self._seed, self._purpose, self._scores = network, seed, purpose, scores
+        self._network, self._source, self._purpose, self._scores = network, source, purpose, scores
         self._streams = stream_of(indices)
         with torch.inference_mode():
             self._clean = torch.cat([network.clean(x.unsqueeze(0)) for x in inputs])
@@ -75,7 +76,7 @@ class Votes:
         self, members: NDArray[np.int64], stream: int, start: int, until: int, on_draws: Callable[[int], None]
     ) -> Array:
         """Return what draws start..until−1 give to examples of one stream."""
-        noise = NoiseStream(self._seed, self._purpose, stream, self._network.noise_shape, self._network.dtype)
+        noise = NoiseStream(self._source, self._purpose, stream, self._network.noise_shape, self._network.dtype)
 
         def spread() -> Iterator[Tensor]:
             for at in range(start, until, self._per_pass):

@@ -37,7 +37,7 @@ def measure(cell: dict[str, Any], work: Path) -> list[dict[str, Any]]:
 
     run = redistribution.trained_model(WAY, SEED, work.parent / "redistribution")
     norm, count = cell["norm"], cell["examples"]
-    settings = CertifySettings(norm=norm, draws=cell["draws"])
+    settings = CertifySettings(norm=norm, draws=cell["draws"], seed=0)
     folder = work / norm  # the votes of both norms are the same, made once for each: two processes may be at it
     folder.mkdir(parents=True, exist_ok=True)
     certify_run(folder, run.model, run.data.test_inputs, run.data.test_targets, [norm], settings, examples=count)  # type: ignore[arg-type]

@@ -8,11 +8,13 @@ which r is learned like any other parameter. Either way a change of the input th
 what the certificate speaks of.
 """
 
-__all__ = ["GaussianNoise", "NoisyLayer", "NoisyNetwork"]
+__all__ = ["GaussianNoise", "NoisyLayer", "NoisyNetwork", "require_sound"]
 
+import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,12 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from securesgd.errors import InvalidInputError, nearest
+from securesgd.models.only_path import require_same_on, trace_input
 from securesgd.models.scale import Scale
 from securesgd.theory import Convolution, Sensitivity, sensitivity
 from securesgd.theory.linear_maps import LinearMap, Matrix
-from securesgd.theory.sensitivity import Norm
+from securesgd.theory.sensitivity import Norm, absolute_sensitivity
 
 Place = Literal["first-layer", "input"]
+_PROBES = 4  # random inputs on which the layer is compared with its linear map
 
 
 class GaussianNoise(nn.Module):
@@ -71,13 +75,17 @@ class NoisyNetwork(nn.Module):
     """A network whose first linear layer is noisy, with what a certificate needs to know about it.
 
     Guarantee: the output depends on the input only through the noisy layer, which is linear in the whole input, so the
-    certificate of the layer holds for the network. Checked on construction by gradients and on sixteen random inputs.
-    Assumes: what those inputs do not show does not happen (a branch on a rare input, say); the rest of the network
-    treats examples one by one and is deterministic in eval mode.
+    certificate of the layer holds for the network. Checked on construction and again at every certification
+    (`require_sound`) by gradients, by passes in which every use of the input is watched (`only_path.py`), and on inputs
+    in and out of range.
+    Assumes: what hides from torch and from those inputs does not happen (`docs/certificates.md`); the rest of the
+    network treats examples one by one and is deterministic in eval mode.
     Raises: InvalidInputError if the first layer cannot carry a certificate, or the input is used elsewhere too.
     """
 
     sensitivity_iterate: Tensor
+    input_path: str
+    """`traced` if the last check has seen the whole way of the input to the layer, else why it could only compare."""
 
     def __init__(self, network: nn.Module, input_shape: tuple[int, ...], *, place: Place = "first-layer") -> None:
         super().__init__()
@@ -87,7 +95,7 @@ class NoisyNetwork(nn.Module):
         layer = nn.Identity() if place == "input" else _first_layer(network, self.input_shape)
         probe = _probe(network, self.input_shape)
         shape = tuple(_run(layer, probe.flatten(1) if isinstance(layer, nn.Linear) else probe).shape[1:])
-        self.noisy = NoisyLayer(layer, GaussianNoise(torch.ones(shape)))
+        self.noisy = NoisyLayer(layer, GaussianNoise(torch.ones(shape).to(probe)))
         if place == "input":
             self.network: nn.Module = nn.Sequential(self.noisy, network)
         else:
@@ -97,7 +105,7 @@ class NoisyNetwork(nn.Module):
         # on with the same bits.
         start = torch.randn(8, *self.input_shape, generator=torch.Generator().manual_seed(0))
         self.register_buffer("sensitivity_iterate", start.to(probe))
-        _require_sound(self)
+        require_sound(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of one noisy pass."""
@@ -110,8 +118,9 @@ class NoisyNetwork(nn.Module):
 
     def set_noise(self, std: np.ndarray, *, learned: bool = False) -> None:
         """Give each unit its noise, std_k = σ√(K r_k); `learned` makes the scale trainable and the noise unit."""
-        device = next((p.device for p in self.parameters()), None)
-        values = torch.as_tensor(np.asarray(std), dtype=torch.float32, device=device).reshape(self.output_shape)
+        like = next(self.parameters(), self.noisy.noise.std)
+        kind = torch.float64 if like.dtype == torch.float64 else torch.float32
+        values = torch.as_tensor(np.asarray(std), dtype=kind, device=like.device).reshape(self.output_shape)
         self.noisy.noise = GaussianNoise(torch.ones_like(values) if learned else values)
         self.noisy.scale = Scale(1 / values) if learned else None
 
@@ -133,20 +142,76 @@ class NoisyNetwork(nn.Module):
             return Matrix(sp.csr_array(layer.weight.detach().double().cpu().numpy()))
         return Matrix(sp.csr_array(sp.eye_array(self.units)))
 
-    def sensitivity(self, norm: Norm) -> Sensitivity:
-        """Return Δ of the whitened layer in standard deviations per unit of input: the radius is ρ/Δ."""
+    def sensitivity(self, norm: Norm, known: Sensitivity | None = None) -> Sensitivity:
+        """Return Δ of the whitened layer as it is computed, in standard deviations per unit of input.
+
+        Guarantee: whatever the order of its sums, the layer moves by at most Δ·‖x' − x‖ + `rounding(x)` between x and
+        any x', so the radius is (ρ − rounding)/Δ.
+        `known` is a Δ kept from an earlier call: its proof is checked instead of searched for anew.
+        """
         # The theory takes N(0, σ²Kr); unit noise after whitening w is r_k ∝ 1/w_k² with σ² = mean of 1/w².
-        variance = 1 / self.whitening**2
+        variance, layer = 1 / self.whitening**2, self.linear_map()
         sigma = float(np.sqrt(variance.mean()))
-        bound = sensitivity(self.linear_map(), norm, variance / variance.sum())
-        return Sensitivity(
-            norm=bound.norm,
-            upper=bound.upper / sigma * (1 + 1e-9),
+        bound = sensitivity(layer, norm, variance / variance.sum(), known=known)
+        rounding = self._unit_of_rounding * absolute_sensitivity(layer, norm, self.whitening)
+        return replace(
+            bound,
+            upper=(bound.upper / sigma + rounding) * (1 + 1e-9),
             lower=bound.lower / sigma * (1 - 1e-9),
-            method=bound.method,
-            seconds=bound.seconds,
-            direction=bound.direction,
         )
+
+    @property
+    def _unit_of_rounding(self) -> float:
+        """γ: what the layer computes of W₁x + b₁ is off by at most γ(|W₁||x| + |b₁|), whatever the order of its sums.
+
+        Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 3.1: γ_n = n u/(1 − n u), where n counts
+        the roundings a term passes: the input's conversion, its product, the additions (bias included), the scale.
+        """
+        layer = self.noisy.layer
+        terms = layer.weight[0].numel() if isinstance(layer, nn.Linear | nn.Conv2d) else 0
+        total = (terms + 3) * float(torch.finfo(self.noisy.noise.std.dtype).eps) / 2
+        return total / (1 - total) if total < 1 else math.inf
+
+    @torch.no_grad()
+    def rounding(self, inputs: Tensor) -> np.ndarray:
+        """Return, per input, how far rounding moves the whitened layer between it and any other, besides Δ's share.
+
+        Guarantee: 2γ‖D⁻¹(|W₁||x| + |b₁|)‖₂, rounded up, with what underflow may add; one half is the error at x, the
+        other that part of the error at x' which does not grow with its distance from x (that part is in Δ).
+        """
+        std = self.noisy.noise.std
+        magnitude = self.layer_in_double(inputs, absolute=True).numpy()
+        relative = self._unit_of_rounding * np.sqrt(np.sum((self.whitening * magnitude) ** 2, axis=1))
+        tiny = float(torch.finfo(std.dtype).tiny) * (math.prod(self.input_shape) + 3)
+        underflow = tiny * (np.linalg.norm(self.whitening) + float((1 / std.double()).norm()))
+        return np.asarray(2 * (1 + 1e-9) * (relative + underflow))
+
+    @torch.no_grad()
+    def rounding_seen(self, inputs: Tensor) -> np.ndarray:
+        """Return, per input, how far the layer as it is computed is from the layer in double precision, whitened."""
+        std = self.noisy.noise.std
+        found = torch.cat([self.noisy.clean(x[None].to(std.device, std.dtype)) for x in inputs]).flatten(1)
+        exact = self.layer_in_double(inputs)
+        if self.noisy.scale is not None:
+            exact = exact * self.noisy.scale.values.detach().double().cpu().flatten()
+        return ((found.double().cpu() - exact) / std.double().cpu().flatten()).norm(dim=1).numpy()
+
+    @torch.no_grad()
+    def layer_in_double(self, inputs: Tensor, *, absolute: bool = False) -> Tensor:
+        """Return W₁x + b₁, or |W₁||x| + |b₁|, in double precision and without the scale: [inputs, units].
+
+        One input at a time, so that no bit depends on the others.
+        """
+        sign = torch.abs if absolute else torch.clone
+        layer, x = self.noisy.layer, sign(inputs.detach().double().cpu())
+        if not isinstance(layer, nn.Linear | nn.Conv2d):
+            return x.flatten(1)
+        own = copy.deepcopy(layer).double().cpu()
+        for parameter in own.parameters():
+            parameter.copy_(sign(parameter))
+        return torch.cat(
+            [own(part.flatten(1) if isinstance(own, nn.Linear) else part) for part in torch.split(x, 1)]
+        ).flatten(1)
 
     @contextmanager
     def from_layer(self, noisy_output: Tensor) -> Iterator[None]:
@@ -216,54 +281,66 @@ def _replaced(network: nn.Module, layer: nn.Module, substitute: nn.Module) -> nn
     return network
 
 
-def _require_sound(model: NoisyNetwork) -> None:
-    """Pass if the noisy layer is the linear map it seems, is called once, and is the input's only way to the output."""
-    layer = model.noisy.layer
-    if layer._forward_hooks or layer._forward_pre_hooks:
-        raise InvalidInputError(
-            "the first layer has forward hooks (an old-style weight_norm, say), which may change what it computes; "
-            "remove them, or put the noise at the input (place='input')"
-        )
-    calls: list[int] = []
-    hook = model.noisy.register_forward_hook(lambda *_: calls.append(1))
-    was_training = model.training
+def require_sound(model: NoisyNetwork) -> None:
+    """Pass if the noisy layer is the linear map it seems, is called once, and is the input's only way to the output.
+
+    Raises: InvalidInputError if not. Sets `model.input_path`.
+    """
+    _require_own_layers(model)
+    was_training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        x = _probe(model, model.input_shape, batch=16)
+        x = _probe(model, model.input_shape, batch=_PROBES)
         _run(model, x)
-        if len(calls) != 1:
-            raise InvalidInputError(
-                f"the first layer is called {len(calls)} times in one pass, each with noise of its own; "
-                "the certificate is for one call: put the noise at the input (place='input')"
-            )
-        _require_only_path(model, x)
+        require_same_on(model, x, x.flip(0), 1 - x, 3 * x - 1, 255 * x)
+        _require_no_gradient(model, x)
         _require_linear(model, x)
+        model.input_path = trace_input(model, x)
     finally:
-        hook.remove()
-        model.train(was_training)
+        for module, training in was_training:
+            module.training = training
+
+
+def _require_own_layers(model: NoisyNetwork) -> None:
+    """Pass if nothing was put in place of the layer, its noise or its scale, and no hook changes what they compute."""
+    noisy = model.noisy
+    expected = (
+        (noisy, (NoisyLayer,)), (noisy.noise, (GaussianNoise,)), (noisy.scale, (Scale, type(None))),
+        (noisy.layer, (nn.Identity,) if model.place == "input" else (nn.Linear, nn.Conv2d)),
+    )  # fmt: skip
+    for part, kinds in expected:
+        if type(part) not in kinds or (isinstance(part, nn.Module) and {"forward", "clean"} & set(vars(part))):
+            raise InvalidInputError(
+                f"the noisy layer has a {type(part).__name__} with a forward of its own in it; it cannot be certified"
+            )
+        if isinstance(part, nn.Module) and (part._forward_hooks or part._forward_pre_hooks):
+            raise InvalidInputError(
+                "the first layer has forward hooks (an old-style weight_norm, say), which may change what it computes; "
+                "remove them, or put the noise at the input (place='input')"
+            )
 
 
 def _require_linear(model: NoisyNetwork, x: Tensor) -> None:
-    with torch.no_grad():
-        flat = x.flatten(1) if isinstance(model.noisy.layer, nn.Linear) else x
-        moved = (model.noisy.layer(flat) - model.noisy.layer(torch.zeros_like(flat))).flatten(1).double().cpu().numpy()
+    """Pass if the layer is W₁x + b₁ with the W₁ that Δ is of: to 1e-9 in double precision, to rounding as it is."""
+    moved = (model.layer_in_double(x) - model.layer_in_double(torch.zeros_like(x))).numpy()
     expected = model.linear_map().apply(x.flatten(1).double().cpu().numpy().T).T
-    if not np.allclose(moved, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max()):
+    magnitude = model.layer_in_double(x, absolute=True).numpy()
+    is_own_map = bool((np.abs(moved - expected) <= 1e-9 * magnitude).all())
+    if not is_own_map or not bool((model.rounding_seen(x) <= model.rounding(x)).all()):
         raise InvalidInputError(
             "the first layer does not compute its own weights times the input; it cannot be certified"
         )
 
 
-def _require_only_path(model: NoisyNetwork, x: Tensor) -> None:
-    """Pass if, with the noisy layer's output given, the output is the same for other inputs and has no gradient."""
+def _require_no_gradient(model: NoisyNetwork, x: Tensor) -> None:
+    """Pass if, with the noisy layer's output given, the output has no gradient in the input."""
     with torch.enable_grad(), model.from_layer(_probe(model, model.output_shape, batch=len(x))):
         inputs = x.clone().requires_grad_()
         output = model(inputs)
         around = None
         if output.requires_grad:
             (around,) = torch.autograd.grad(output.sum(), inputs, allow_unused=True)
-        others = [model(other).detach() for other in (x.flip(0), 1 - x, 3 * x - 1, torch.zeros_like(x))]
-    if around is not None or not all(torch.equal(output.detach(), other) for other in others):
+    if around is not None:
         raise InvalidInputError(
             "the network uses its input besides the first layer (a connection around it), so noise there proves "
             "nothing; put the noise at the input (place='input')"

@@ -3,6 +3,7 @@
 __all__ = ["RunRecord", "is_noisy", "read_run"]
 
 import json
+import math
 import tomllib
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
 from securesgd.methods import METHODS
 from securesgd.privacy import replayed_statement
 from securesgd.privacy.statement import PrivacyStatement
-from securesgd.report.certified import certified_summary
+from securesgd.report.certified import certified_summary, record_digest, require_true_radii
 from securesgd.report.rows import read_rows
 
 
@@ -152,12 +153,34 @@ def _certificates(record: RunRecord, path: Path) -> None:
     rows, beside = read_rows(path), record.folder / "certificates.json"
     if not beside.exists():
         raise DamagedFileError(f"{beside.name} is missing, which says how it was made")
-    records = _object(beside.read_text(encoding="utf-8"))
+    records, kept = _object(beside.read_text(encoding="utf-8")), []
     for norm, stated in records.items():
-        mine = [row for row in rows if row["norm"] == norm]
+        int(stated["settings"]["seed"])  # a run's certificates can be repeated
+        digest = record_digest(stated)
+        mine = [row for row in rows if row["norm"] == norm and row["record"] == digest]
+        if len(mine) < sum(row["norm"] == norm for row in rows):
+            record.missing.append(
+                f"certificates.csv has {norm} rows by other settings than certificates.json states, which are left "
+                "out: certify --again was interrupted; run it again"
+            )
+        _require_one_sensitivity(record.folder / "sensitivity.json", norm, stated)
+        require_true_radii(mine, stated, path.name)
         if not mine or certified_summary(mine) != stated["summary"]:
             record.missing.append(f"certificates.csv is not the table that certificates.json is about ({norm})")
-    record.certificates, record.certificate_records = rows, records
+        kept += mine
+    record.certificates, record.certificate_records = kept, records
+
+
+def _require_one_sensitivity(path: Path, norm: str, stated: dict[str, Any]) -> None:
+    """Pass if the record of the certificates and that of the sensitivities, if there is one, state the same Δ."""
+    if not path.exists():
+        return
+    kept = _object(path.read_text(encoding="utf-8"))["norms"].get(norm)
+    if kept is not None and not math.isclose(kept["upper"], stated["sensitivity"]["upper"], rel_tol=1e-9):
+        raise DamagedFileError(
+            f"certificates.json has Δ {stated['sensitivity']['upper']:g} in {norm}, {path.name} {kept['upper']:g}: one "
+            "of them was changed"
+        )
 
 
 def _attacks(record: RunRecord, path: Path) -> None:

@@ -18,7 +18,7 @@ tight      (Φ⁻¹(p) − Φ⁻¹(q))/2: Neyman–Pearson; the largest radius p
 Choosing ε after seeing p and q is allowed: the mechanism satisfies all pairs (ε, δ(ε)) at once.
 """
 
-__all__ = ["RULES", "as_published_radius", "certified_radius", "whitened_radius"]
+__all__ = ["ALL_RULES", "RULES", "as_published_radius", "certified_radius", "radii_by_rule", "whitened_radius"]
 
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -34,12 +34,14 @@ from securesgd.theory.validation import (
     broadcast,
     closed_probability,
     like_input,
+    nonnegative,
     open_probability,
     positive,
 )
 
 Rule = Literal["classic", "extended", "analytic", "tight"]
 RULES: tuple[str, ...] = get_args(Rule)
+ALL_RULES = (*reversed(RULES), "as-published")
 
 _DOWN = 1 - 1e-12
 _ULP = float(np.finfo(np.float64).eps)
@@ -91,14 +93,32 @@ def certified_radius(
     sensitivity: ArrayLike,
     rule: Rule = "tight",
     delta: float | None = None,
+    rounding: ArrayLike = 0.0,
 ) -> Any:
-    """Return μ_max = ρ·σ/Δ_p: the proven radius in the units of the input.
+    """Return μ_max = (ρ − rounding)·σ/Δ_p: the proven radius in the units of the input; 0 where rounding takes it all.
 
     Assumes: `sensitivity` is an upper bound of Δ_p of the layer that gets the noise N(0, sigma² K r), under the same r
-    (`Sensitivity.upper`), and p, q are bounds of this very noisy classifier.
+    (`Sensitivity.upper`), and p, q are bounds of this very noisy classifier. `rounding` bounds what the layer as it is
+    computed may move besides, in standard deviations.
     """
     scale = positive("sigma", sigma) / positive("sensitivity", sensitivity)
-    return like_input(np.asarray(whitened_radius(p, q, rule, delta) * scale * _DOWN))
+    proven = np.asarray(whitened_radius(p, q, rule, delta)) - nonnegative("rounding", rounding)
+    return like_input(np.asarray(np.maximum(proven, 0) * scale * _DOWN))
+
+
+def radii_by_rule(p: Array, q: Array, sensitivity: float, published: float, rounding: ArrayLike) -> dict[str, Array]:
+    """Return the radius of each (p, q) by every rule, for noise of one standard deviation.
+
+    `published` is the Δ that the rule `as-published` takes; that one is no guarantee and knows no rounding.
+    """
+    radii: dict[str, Array] = {}
+    for rule in ALL_RULES:
+        if rule == "as-published":
+            radii[rule] = np.atleast_1d(as_published_radius(p, q)) / published
+        else:
+            found = certified_radius(p, q, sigma=1.0, sensitivity=sensitivity, rule=rule, rounding=rounding)  # type: ignore[arg-type]
+            radii[rule] = np.atleast_1d(found)
+    return radii
 
 
 def _bounds(p: ArrayLike, q: ArrayLike) -> tuple[Array, Array]:

@@ -20,8 +20,10 @@ from securesgd.theory.validation import Array
 _UNIT = float(np.finfo(np.float64).eps) / 2
 
 
-def dominating_shift(diagonal: Array, gram: sp.csr_array, gram_error: float) -> float:
-    """Return s >= 0 such that diag(diagonal + s) − G is positive semidefinite, proven; as small as few trials allow.
+def dominating_shift(diagonal: Array, gram: sp.csr_array, gram_error: float, first: int = 0) -> tuple[float, int]:
+    """Return s >= 0 such that diag(diagonal + s) − G is positive semidefinite, proven, and the trial that proved it.
+
+    Trials take larger and larger s; with `first`, those before it are left out, as if they had failed.
 
     Guarantee: holds for every symmetric G within `gram_error` of `gram` in spectral norm. The proof is a Cholesky
     factorisation that runs to its end: then the matrix it was given has no eigenvalue below −γ·trace, whatever
@@ -30,18 +32,18 @@ def dominating_shift(diagonal: Array, gram: sp.csr_array, gram_error: float) -> 
     n = diagonal.size
     scale = float(np.mean(diagonal))
     if not (np.isfinite(scale) and scale > 0):
-        return float("inf")
+        return float("inf"), first
     dense = -gram.toarray()
-    for exponent in itertools.count():
+    for exponent in itertools.count(first):
         shift = scale * 1e-8 * 4.0**exponent
         trace = float(np.sum(diagonal) + n * shift)
         # Factorisation error plus the rounding of the entries written below, each doubled.
         slack = gram_error + (4 * n + 16) * _UNIT * trace
         np.fill_diagonal(dense, diagonal + shift - slack - gram.diagonal())
         if _has_cholesky(dense):
-            return shift
+            return shift, exponent
         if not np.isfinite(shift):
-            return float("inf")
+            return float("inf"), exponent
     raise AssertionError("unreachable")
 
 
