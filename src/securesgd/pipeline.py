@@ -13,7 +13,6 @@ __all__ = [
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +32,13 @@ from securesgd.models.control import SensitivityControl
 from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
-from securesgd.privacy import GaussianRelease, PrivacyStatement, UnprotectedRelease, replayed_statement
+from securesgd.privacy import GaussianRelease, Ledger, PrivacyStatement, UnprotectedRelease, replayed_statement
 from securesgd.privacy.statement import finished_statement
 from securesgd.redistribution import Redistribution, from_gradients, prior, random, uniform
 from securesgd.report.redistribution_picture import redistribution_figure
-from securesgd.report.rows import write_json
+from securesgd.storage import is_leftover, parse_json, read_bytes, read_json, read_toml, write_json, write_whole
 from securesgd.training import StepReport, train
-from securesgd.training.checkpoint import load_tensors, write_durably
+from securesgd.training.checkpoint import load_tensors
 from securesgd.training.examples import Examples
 from securesgd.training.interlude import Interlude
 
@@ -73,21 +72,22 @@ def train_run(
 
     Guarantee: that of `securesgd.training.train`; everything written to the folder is covered by its ledger, except
     `metrics.jsonl`, which is about the test set.
-    Raises: InvalidInputError if the folder is in use (and not resumed) or anything does not fit.
+    Raises: InvalidInputError if the folder is in use (and not resumed) or anything does not fit; OSError with the name
+    of the file that could not be written. A new run that fails before its first release leaves nothing behind, so that
+    the same call can be made again; a later one can be resumed.
 
     `on_step` gets each step's report and, now and then, the accuracy on the held-out examples if there are any.
     """
-    existed, begun = folder.exists(), (folder / "config.toml").exists()
-    config = _claimed(config, folder, resume)
-    if (folder / "environment.json").exists():  # the last file a run writes: there is nothing left to do
-        return finished_run(folder)
+    new = [place for place in (folder, *folder.parents) if not place.exists()]
+    is_ours = not _is_occupied(folder)
     try:
+        config = _claimed(config, folder, resume)
+        if (folder / "environment.json").exists():  # the last file a run writes: there is nothing left to do
+            return finished_run(folder)
         return _trained(config, folder, on_step)
-    except SecureSGDError:
-        if not begun and not (folder / "ledger.jsonl").exists():  # refused before it began: leave nothing behind
-            (folder / "config.toml").unlink(missing_ok=True)
-            if not existed:
-                folder.rmdir()
+    except (SecureSGDError, OSError):
+        if is_ours:
+            _withdraw(folder, new)
         raise
 
 
@@ -117,7 +117,7 @@ def _trained(config: RunConfig, folder: Path, on_step: Callable[[StepReport, flo
         redistribution_figure(r.r, r.shape, title, folder / "redistribution.png")
     score = accuracy(model, data.test_inputs, data.test_targets)
     record = {"step": result.steps, "epsilon": _number(result.statement.epsilon), "test_accuracy": score}
-    write_durably(
+    write_whole(
         folder / "metrics.jsonl", (json.dumps(record | {"test_images": len(data.test_targets)}) + "\n").encode()
     )
     write_json(folder / "model.json", _model_record(config, data, folder) | {"statement": result.statement.json()})
@@ -147,11 +147,11 @@ def load_run(folder: Path) -> tuple[RunConfig, nn.Module]:
     config = saved_config(folder)
     if not (folder / "model.safetensors").exists() or not (folder / "model.json").exists():
         raise DamagedFileError(f"{folder} is not finished; go on with `securesgd train --resume --out {folder}`")
+    record = read_json(folder / "model.json")
     try:
-        record = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         version, shape = record["format"], tuple(int(size) for size in record["input_shape"])
         classes, digest = int(record["classes"]), record.get("config_sha256")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DamagedFileError(f"{folder / 'model.json'} is damaged: {error}") from None
     if version != _FORMAT:
         raise DamagedFileError(f"{folder / 'model.json'} has format {version!r}; this version reads {_FORMAT}")
@@ -170,10 +170,11 @@ def finished_run(folder: Path) -> TrainedRun:
     """Return a finished run as its folder has it, without measuring anything again. Raises: as `load_run`."""
     config, model = load_run(folder)
     data = load(config.dataset, holdout=config.holdout, seed=config.seed)
+    lines = read_bytes(folder / "metrics.jsonl").splitlines()
     try:
-        record = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+        record = parse_json(lines[-1])
         score = float(record["test_accuracy"])
-    except (OSError, ValueError, KeyError, IndexError) as error:
+    except (ValueError, KeyError, IndexError, TypeError) as error:
         raise DamagedFileError(f"{folder / 'metrics.jsonl'} is damaged: {error}") from None
     seeded = config.training.noise_seed is not None
     statement = finished_statement(replayed_statement(folder / "ledger.jsonl"), seeded=seeded)
@@ -281,24 +282,46 @@ def _claimed(config: RunConfig, folder: Path, resume: bool) -> RunConfig:
     """Return the configuration to use: of a resumed run its own. Writes `config.toml` into a new folder."""
     if folder.exists() and not folder.is_dir():
         raise InvalidInputError(f"{folder} is a file; give the path of a folder")
-    occupied = folder.exists() and any(folder.iterdir())
+    occupied = _is_occupied(folder)
     if occupied and not resume:
         raise InvalidInputError(f"{folder} is not empty; go on with --resume, or choose another folder")
     if occupied:
         return saved_config(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_durably(folder / "config.toml", config.to_toml().encode())
+    write_whole(folder / "config.toml", config.to_toml().encode())
     return config
+
+
+def _is_occupied(folder: Path) -> bool:
+    """Return whether something is there that is not an unfinished write of ours."""
+    return folder.exists() and (not folder.is_dir() or not all(is_leftover(entry) for entry in folder.iterdir()))
+
+
+def _withdraw(folder: Path, new: list[Path]) -> None:
+    """Remove a run that failed before its first release: its files, and of its folders those in `new`, deepest first.
+
+    A ledger that names a release stays, and everything with it: it counts, and the run can be resumed.
+    """
+    ledger = folder / "ledger.jsonl"
+    try:
+        if ledger.exists():
+            with Ledger.open(ledger) as opened:
+                if opened.events:
+                    return
+        for name in ("checkpoint.safetensors", "ledger.jsonl", "secret.json", "config.toml"):
+            (folder / name).unlink(missing_ok=True)
+        for place in new:
+            place.rmdir()
+    except (SecureSGDError, OSError):
+        return  # the error that led here is the one to be told; --resume or another folder is the way on
 
 
 def saved_config(folder: Path) -> RunConfig:
     """Return the configuration of a run folder. Raises: DamagedFileError if it has none."""
+    if not (folder / "config.toml").exists():
+        raise DamagedFileError(f"{folder} is not a run folder: it has no config.toml")
     try:
-        values = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-        return RunConfig.from_dict(values)
-    except OSError:
-        raise DamagedFileError(f"{folder} is not a run folder: it has no readable config.toml") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, InvalidInputError) as error:
+        return RunConfig.from_dict(read_toml(folder / "config.toml"))
+    except InvalidInputError as error:
         raise DamagedFileError(f"{folder / 'config.toml'} is damaged: {error}") from None
 
 
@@ -316,7 +339,7 @@ def _model_record(config: RunConfig, data: LoadedData, folder: Path) -> dict[str
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def _number(value: float) -> float | str:

@@ -9,7 +9,6 @@ the norm, so another norm by the same settings needs no draws at all.
 __all__ = ["CERTIFICATES", "RECORD", "SENSITIVITIES", "certify_run"]
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -30,8 +29,9 @@ from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.folder_lock import locked_folder
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.report.certified import certified_summary, guarantee_in_words
-from securesgd.report.rows import read_rows, write_json, write_rows
-from securesgd.theory import Sensitivity
+from securesgd.report.rows import read_rows, write_rows
+from securesgd.storage import read_json, write_json
+from securesgd.theory import NORMS, Sensitivity
 from securesgd.training.processes import Processes
 
 CERTIFICATES, RECORD, SENSITIVITIES = "certificates.csv", "certificates.json", "sensitivity.json"
@@ -207,14 +207,17 @@ def _read(folder: Path, again: bool) -> tuple[dict[str, Any], list[Row]]:
             f"{record} is missing, so nobody knows how {table.name} was made; move that away, or --again replaces it"
         )
     try:
-        records = json.loads(record.read_text(encoding="utf-8"))
-        rows = [row | {name: int(row[name]) for name in _WHOLE} for row in read_rows(table)]
+        records = read_json(record)
+        numbers = (*_WHOLE, "p_lower", "q_upper", *(f"radius_{rule}" for rule in ALL_RULES))
+        rows = [row | {name: int(row[name]) for name in _WHOLE} for row in read_rows(table, numbers=numbers)]
         for entry in records.values():
             entry["weights"], entry["data"], entry["settings"]["norm"]
-        if any(f"radius_{rule}" not in row for row in rows[:1] for rule in ALL_RULES):
-            raise ValueError("columns are missing")
+        if len({(row["norm"], row["index"]) for row in rows}) < len(rows):
+            raise ValueError("a row occurs twice")
+        if not {row["norm"] for row in rows} <= set(NORMS):
+            raise ValueError(f"a row is of another norm than {', '.join(NORMS)}")
         return records, rows
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, DamagedFileError) as error:
+    except (DamagedFileError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"{table} or {record.name} is damaged ({error}); move both away") from None
 
 

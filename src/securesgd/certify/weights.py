@@ -3,7 +3,6 @@
 __all__ = ["fingerprint", "known_sensitivity"]
 
 import hashlib
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 
 from securesgd.errors import DamagedFileError
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.report.rows import write_json
+from securesgd.storage import read_json, write_json
 from securesgd.theory import Sensitivity
 
 
@@ -56,11 +55,11 @@ def known_sensitivity(model: NoisyNetwork, norm: str, path: Path, *, again: bool
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         for entry in content["norms"].values():
             if not (np.isfinite(entry["upper"]) and 0 <= entry["lower"] <= entry["upper"]):
                 raise ValueError("Δ out of order")
         str(content["weights"])
         return content
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (DamagedFileError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"{path} is not a record of sensitivities ({error}); move it away") from None

@@ -79,8 +79,13 @@ _KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {
     bool: (lambda value: isinstance(value, bool), "true or false"),
     int: (lambda value: isinstance(value, Integral) and not isinstance(value, bool), "an integer"),
     float: (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
-    str: (lambda value: isinstance(value, str), "a text"),
+    str: (lambda value: isinstance(value, str) and _is_unicode(value), "a text of Unicode characters"),
 }
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether a text can be written as UTF-8; bytes of a path that are not come as lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _real_checked(name: str, value: Any, valid: str, holds: Callable[[float], bool]) -> float:

@@ -3,7 +3,6 @@
 __all__ = ["report"]
 
 import base64
-import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from securesgd.report.budget_spent_picture import budget_spent_figure
 from securesgd.report.certified import certified_summary, guarantee_in_words
 from securesgd.report.curves import compared_curves_figure
 from securesgd.report.run_record import RunRecord, is_noisy, read_run
+from securesgd.storage import open_regular, read_json, write_whole
 
 _BEGINNING = b"<!doctype html>"
 
@@ -45,10 +45,7 @@ def report(folders: Sequence[Path], out: Path) -> list[str]:
     text = environment.from_string(source).render(
         title=title, runs=runs, compared=compared, version=__version__, made=made
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(out)
+    write_whole(out, text.encode("utf-8", "backslashreplace"))
     return [f"{record.name}: {line}" for record in records for line in record.missing]
 
 
@@ -58,7 +55,11 @@ def _require_free(out: Path) -> None:
         raise InvalidInputError(
             f"{out} is a folder; give the path of a file for the report, e.g. {out / 'report.html'}"
         )
-    if out.exists() and not out.read_bytes().startswith(_BEGINNING):
+    if not out.exists():
+        return
+    with open_regular(out) as file:
+        is_report = file.read(len(_BEGINNING)) == _BEGINNING
+    if not is_report:
         raise InvalidInputError(f"{out} is there and is not a report; give another --out, or move it away")
 
 
@@ -67,9 +68,7 @@ def _compared(records: Sequence[RunRecord]) -> str | None:
     certified = {record.name: record.certificates for record in records if record.certificates}
     if len(certified) < 2:
         return None
-    picture = io.BytesIO()
-    compared_curves_figure(certified, picture)
-    return _data_uri(picture.getvalue())
+    return _data_uri(compared_curves_figure(certified))
 
 
 def _shown(record: RunRecord, number: int) -> dict[str, Any]:
@@ -146,8 +145,7 @@ def _privacy(record: RunRecord) -> dict[str, Any]:
     if statement is not None:
         epsilon = "∞" if statement["epsilon"] == "inf" else _rounded_up(statement["epsilon"])
         delta = f"{statement['delta']:g}"
-    picture = io.BytesIO()
-    drawn = bool(record.ledger) and budget_spent_figure(record.ledger, picture)
+    picture = budget_spent_figure(record.ledger) if record.ledger else None
     return {
         "statement": statement,
         "doubts": record.doubts,
@@ -160,7 +158,7 @@ def _privacy(record: RunRecord) -> dict[str, Any]:
         "adjacency": first.get("adjacency", "unknown"),
         "accountant": f"{str(first.get('accountant', 'unknown')).upper()}, {first.get('accountant_version', '')}",
         "examples": f"{first.get('dataset_size', 0):,}",
-        "spent": _data_uri(picture.getvalue()) if drawn else None,
+        "spent": None if picture is None else _data_uri(picture),
     }
 
 
@@ -233,7 +231,7 @@ def _checks(record: RunRecord, norm: str) -> list[str]:
     path = record.folder / f"check-{norm}.json"
     if not path.exists():
         return []
-    rules = json.loads(path.read_text(encoding="utf-8"))["rules"]
+    rules = read_json(path)["rules"]
     return [f"Rule {rule}: {found['in_words']}" for rule, found in rules.items()]
 
 

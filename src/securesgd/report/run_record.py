@@ -2,8 +2,6 @@
 
 __all__ = ["RunRecord", "is_noisy", "read_run"]
 
-import json
-import tomllib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from securesgd.privacy import replayed_statement
 from securesgd.privacy.statement import PrivacyStatement, finished_statement
 from securesgd.report.certified import certified_summary
 from securesgd.report.rows import read_rows
+from securesgd.storage import MAX_TOML, open_regular, parse_json, read_bytes, read_json, read_toml
 
 
 @dataclass(kw_only=True)
@@ -109,16 +108,17 @@ def _part(record: RunRecord, name: str, read: Callable[[RunRecord, Path], None],
 
 
 def _config(record: RunRecord, path: Path) -> None:
-    record.config_text = path.read_text(encoding="utf-8")
-    record.config = tomllib.loads(record.config_text)
+    record.config = read_toml(path)
+    record.config_text = read_bytes(path, MAX_TOML).decode("utf-8")
 
 
 def _model(record: RunRecord, path: Path) -> None:
-    record.model = _object(path.read_text(encoding="utf-8"))
+    record.model = read_json(path)
     _part(record, "model.safetensors", _weights, "the weights are elsewhere")
 
 
 def _weights(record: RunRecord, path: Path) -> None:
+    open_regular(path).close()  # the library would wait for a pipe
     with safetensors.safe_open(path, framework="np") as file:
         released = _object((file.metadata() or {})["record"])
     index, digest = released["ledger"]
@@ -127,7 +127,7 @@ def _weights(record: RunRecord, path: Path) -> None:
 
 def _ledger(record: RunRecord, path: Path) -> None:
     replayed = replayed_statement(path)  # checks the chain of digests too
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = read_bytes(path).decode("utf-8", "replace").splitlines()
     try:
         _object(lines[-1])
     except ValueError:  # the chain is whole up to here: the machine stopped in the middle of a line
@@ -139,21 +139,21 @@ def _ledger(record: RunRecord, path: Path) -> None:
 
 
 def _metrics(record: RunRecord, path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = read_bytes(path).decode("utf-8").splitlines()
     if not lines:
         raise DamagedFileError("it is empty")
     record.metrics = _object(lines[-1])
 
 
 def _environment(record: RunRecord, path: Path) -> None:
-    record.environment = _object(path.read_text(encoding="utf-8"))
+    record.environment = read_json(path)
 
 
 def _certificates(record: RunRecord, path: Path) -> None:
     rows, beside = read_rows(path), record.folder / "certificates.json"
     if not beside.exists():
         raise DamagedFileError(f"{beside.name} is missing, which says how it was made")
-    records = _object(beside.read_text(encoding="utf-8"))
+    records = read_json(beside)
     for norm, stated in records.items():
         mine = [row for row in rows if row["norm"] == norm]
         if not mine or certified_summary(mine) != stated["summary"]:
@@ -162,7 +162,7 @@ def _certificates(record: RunRecord, path: Path) -> None:
 
 
 def _attacks(record: RunRecord, path: Path) -> None:
-    attacks, rows = _object(path.read_text(encoding="utf-8")), record.folder / "attacks.csv"
+    attacks, rows = read_json(path), record.folder / "attacks.csv"
     counts = Counter(row["cell"] for row in read_rows(rows)) if rows.exists() else Counter()
     for name, cell in attacks["cells"].items():
         if counts[name] < cell.get("summary", {}).get("examples", 0):
@@ -171,7 +171,7 @@ def _attacks(record: RunRecord, path: Path) -> None:
 
 
 def _redistribution(record: RunRecord, path: Path) -> None:
-    record.way = str(_object(path.read_text(encoding="utf-8"))["way"])
+    record.way = str(read_json(path)["way"])
 
 
 def is_noisy(record: RunRecord) -> bool:
@@ -182,7 +182,7 @@ def is_noisy(record: RunRecord) -> bool:
 
 def _object(text: str) -> dict[str, Any]:
     """Return a JSON object. Raises: ValueError if it is anything else."""
-    found = json.loads(text)
-    if not isinstance(found, dict):
+    content = parse_json(text)
+    if not isinstance(content, dict):
         raise ValueError("not a JSON object")
-    return found
+    return content

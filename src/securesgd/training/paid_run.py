@@ -73,7 +73,11 @@ class PaidRun:
             accountant=settings.accountant,
             dataset_size=examples,
         )
-        files.save(begin)
+        try:
+            files.save(begin)
+        except BaseException:
+            ledger.close()
+            raise
         return cls(files, settings, ledger, randomness, begin, interlude)
 
     @classmethod
