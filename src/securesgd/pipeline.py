@@ -318,7 +318,7 @@ def _withdraw(folder: Path, new: list[Path]) -> None:
 def saved_config(folder: Path) -> RunConfig:
     """Return the configuration of a run folder. Raises: DamagedFileError if it has none."""
     if not (folder / "config.toml").exists():
-        raise DamagedFileError(f"{folder} is not a run folder: it has no config.toml")
+        raise DamagedFileError(f"{folder} is not a run folder: it has no readable config.toml")
     try:
         return RunConfig.from_dict(read_toml(folder / "config.toml"))
     except InvalidInputError as error:

@@ -151,9 +151,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = parse_json(read_bytes(path))
     except ValueError as error:
-        raise DamagedFileError(f"{path} is not valid JSON ({error})") from None
+        raise DamagedFileError(f"{path} is damaged: not valid JSON ({error})") from None
     if not isinstance(content, dict):
-        raise DamagedFileError(f"{path} is not a JSON object")
+        raise DamagedFileError(f"{path} is damaged: not a JSON object")
     return content
 
 
@@ -168,9 +168,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         content = tomllib.loads(read_bytes(path, MAX_TOML).decode("utf-8"))
         _require_plain(content)
     except RecursionError:
-        raise DamagedFileError(f"{path} is not a TOML file: nested deeper than {MAX_NESTING} levels") from None
+        raise DamagedFileError(f"{path} is damaged: not a TOML file: nested deeper than {MAX_NESTING} levels") from None
     except ValueError as error:
-        raise DamagedFileError(f"{path} is not a TOML file: {error}") from None
+        raise DamagedFileError(f"{path} is damaged: not a TOML file: {error}") from None
     return content
 
 

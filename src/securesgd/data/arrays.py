@@ -55,7 +55,7 @@ def checked_arrays(
     count = int(targets[0].max()) + 1 if classes is None else classes
     if isinstance(count, int) and count > len(targets[0]):
         raise InvalidInputError(
-            f"{start}there are {count:,} classes and {len(targets[0]):,} training examples; every class needs at least one"
+            f"{start}there are {count:,} classes and {len(targets[0]):,} training examples; each class needs one"
         )
     names = class_names_of(count)
     for split, labels in zip(("train", "test"), targets, strict=True):

@@ -40,7 +40,7 @@ def certified_curves_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def compared_curves_figure(runs: Mapping[str, Sequence[dict[str, Any]]]) -> bytes:
-    """Return a picture, a panel per norm and a line per run, of the rows of their `certificates.csv` by rule `tight`."""
+    """Return a picture, a panel per norm and a line per run, of the rows of their `certificates.csv`, rule tight."""
     figure, panels = _figure([row for rows in runs.values() for row in rows])
     for norm, axes in panels.items():
         for (name, rows), line in zip(runs.items(), cycle(("-", "--", "-.", ":")), strict=False):
