@@ -14,6 +14,8 @@ from securesgd.theory import NORMS
 Others = Literal["auto", "rest", "each"]
 OTHERS: tuple[str, ...] = get_args(Others)
 SCORES: tuple[str, ...] = get_args(Scores)
+MAX_DRAWS = 10**7
+"""Per example: an hour or more of a small network, and radii no larger than a tenth beyond those of a million draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +50,8 @@ class CertifySettings:
             value = getattr(self, name)
             if value not in valid:
                 raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
-        count_checked("draws", self.draws, at_least=1)
-        count_checked("selection_draws", self.selection_draws, at_least=1)
+        count_checked("draws", self.draws, at_least=1, at_most=MAX_DRAWS)
+        count_checked("selection_draws", self.selection_draws, at_least=1, at_most=MAX_DRAWS)
         count_checked("seed", self.seed, at_least=0)
         if not (isinstance(self.failure_prob, float) and 0 < self.failure_prob < 1):
             raise InvalidInputError(f"failure_prob is {self.failure_prob!r}; valid: between 0 and 1")

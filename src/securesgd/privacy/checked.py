@@ -42,11 +42,11 @@ def epsilon_checked(name: str, value: Any) -> float:
     return _real_checked(name, value, "a finite number > 0", lambda x: x > 0)
 
 
-def count_checked(name: str, value: Any, *, at_least: int) -> int:
-    """Return a count as an int. Raises: InvalidInputError unless it is an integer from `at_least` to 1e15."""
+def count_checked(name: str, value: Any, *, at_least: int, at_most: int = MAX_COUNT) -> int:
+    """Return a count as an int. Raises: InvalidInputError unless it is an integer from `at_least` to `at_most`."""
     number = int(value) if isinstance(value, Integral) and value is not True and value is not False else None
-    if number is None or not at_least <= number <= MAX_COUNT:
-        raise InvalidInputError(f"{name} is {_shown(value)}; valid: an integer from {at_least} to {MAX_COUNT:g}")
+    if number is None or not at_least <= number <= at_most:
+        raise InvalidInputError(f"{name} is {_shown(value)}; valid: an integer from {at_least} to {at_most:g}")
     return number
 
 
