@@ -1,4 +1,4 @@
-"""One hypothesis profile (no per-example deadline: shared machines stall; the same examples on every CI run), one run."""
+"""One hypothesis profile (no deadline: shared machines stall; the same examples on every CI run), and one tiny run."""
 
 import os
 import shutil

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from securesgd.cli.train import train as _  # noqa: F401  the command line's modules are loaded once, outside of limits
 from securesgd.config import RunConfig, run_config
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.storage import parse_json, read_bytes, read_json, read_toml, write_json, write_whole
@@ -126,7 +125,7 @@ def test_a_failed_write_leaves_nothing_and_an_abandoned_one_goes(tmp_path, monke
     write_whole(path, b"old")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
-        with pytest.raises(OSError, match="No space left on device: .*a'"):
+        with pytest.raises(OSError, match=r"No space left on device: .*a'"):
             write_whole(path, b"new")
     assert content(tmp_path) == {path: b"old"}
     abandoned, busy = (tmp_path / f".securesgd-{digit * 16}.partial" for digit in "01")
@@ -158,7 +157,7 @@ def npz(tmp_path):
 
 def test_every_configuration_can_be_read_back(tmp_path):
     for name in ("a\nb", "a\x07b", "a\x7fb", 'a"b\\c', "a'''b\"\"\"", "\u2028", "$x_{", "a\tb\r", "é"):
-        config = run_config("digits", "secure-sgd", dataset=f"/data/{name}.npz")
+        config = run_config(f"/data/{name}.npz", "secure-sgd")
         (tmp_path / "config.toml").write_bytes(config.to_toml().encode())
         assert RunConfig.from_dict(read_toml(tmp_path / "config.toml")) == config
 
@@ -183,11 +182,11 @@ def test_names_with_markup_are_shown_as_they_are(copied_run, tmp_path):
     (folder / "attacks.json").unlink()
     result = run_here("report", folder)
     assert result.returncode == 0, result.stderr
-    other = tmp_path / "a[/red]b"
+    other = tmp_path / "b[/red]"
     shutil.copytree(folder, other)
     result = run_here("report", folder, other)
     assert result.returncode == 0, result.stderr
-    assert "a[/red]b" in result.stderr
+    assert "b[/red]" in result.stderr
 
 
 def test_a_path_that_is_no_text(copied_run, tmp_path):
@@ -196,9 +195,10 @@ def test_a_path_that_is_no_text(copied_run, tmp_path):
     result = run_here("report", odd)
     assert result.returncode == 0, result.stderr
     assert "\\udcff" in result.stdout
-    for command in (("report", odd, copied_run), ("certify", odd, *CERTIFY), ("attack", odd, *ATTACK)):
-        result = run_here(*command)
-        assert result.returncode == 0, result.stderr
+    assert run_here("report", odd, copied_run).returncode == 0
+    for command in (("certify", odd, *CERTIFY), ("attack", odd, *ATTACK)):  # a library below takes no such path
+        refused(*command, naming="not valid UTF-8", inside=odd)
+    refused("train", "--dataset", "digits", "--method", "sgd", "--out", f"{odd}2", naming="choose another folder")
     train = ("train", "--method", "sgd", "--out", tmp_path / "new", *QUICK, "--dataset")
     refused(*train, f"{odd}.npz", naming="valid: a text of Unicode characters")
     assert not (tmp_path / "new").exists()

@@ -152,6 +152,8 @@ def run_config(
         raise InvalidInputError(
             "a data set and a method are needed: --dataset and --method, or a config file with both"
         )
+    if not isinstance(dataset, str):
+        raise InvalidInputError(f"dataset is {dataset!r}; valid: a name or a path, as text")
     private, adlm = method(method_name).private, method(method_name).adlm
     changes = {_dotted(name, adlm): value for name, value in changes.items() if value is not None}
     values = preset(dataset, method_name)

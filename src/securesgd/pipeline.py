@@ -78,6 +78,10 @@ def train_run(
 
     `on_step` gets each step's report and, now and then, the accuracy on the held-out examples if there are any.
     """
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(f"{str(folder)!r} is not a text of Unicode characters; choose another folder") from None
     new = [place for place in (folder, *folder.parents) if not place.exists()]
     is_ours = not _is_occupied(folder)
     try:
@@ -157,9 +161,15 @@ def load_run(folder: Path) -> tuple[RunConfig, nn.Module]:
         raise DamagedFileError(f"{folder / 'model.json'} has format {version!r}; this version reads {_FORMAT}")
     if digest not in (None, _digest(folder / "config.toml")):
         raise DamagedFileError(f"{folder / 'config.toml'} is not the one this run was trained with; put that back")
-    model = build_model(config, shape, classes)
+    tensors = load_tensors(folder / "model.safetensors").tensors
     try:
-        model.load_state_dict(load_tensors(folder / "model.safetensors").tensors)
+        if _parameters(config, shape, classes) > sum(tensor.numel() for tensor in tensors.values()):
+            raise InvalidInputError("it describes a larger network than model.safetensors has weights for")
+        model = build_model(config, shape, classes)
+    except InvalidInputError as error:
+        raise DamagedFileError(f"{folder / 'model.json'} is damaged: {error}") from None
+    try:
+        model.load_state_dict(tensors)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise DamagedFileError(f"{folder / 'model.safetensors'} does not fit config.toml: {reason}") from None
@@ -184,10 +194,9 @@ def finished_run(folder: Path) -> TrainedRun:
 def build_model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return the network of a configuration, freshly initialised from its seed, with its noise if it has any."""
     adlm = config.adlm
-    seen = input_shape if adlm is None else seen_shape(input_shape, adlm)
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        plain = network(config.network, seen, classes, hidden=adlm and adlm.hidden)  # type: ignore[arg-type]
+        plain = _plain_network(config, input_shape, classes)
     if adlm is not None:
         return AdlmNetwork(plain, input_shape, adlm)
     if not method(config.method).noisy:
@@ -197,6 +206,18 @@ def build_model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -
         config, model, _first_redistribution(config, model.output_shape), learned=config.way == "learned"
     )
     return model
+
+
+def _plain_network(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    adlm = config.adlm
+    seen = input_shape if adlm is None else seen_shape(input_shape, adlm)
+    return network(config.network, seen, classes, hidden=adlm and adlm.hidden)  # type: ignore[arg-type]
+
+
+def _parameters(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> int:
+    """Return the number of weights of the network without its noise, which is not built: a file may claim any size."""
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in _plain_network(config, input_shape, classes).parameters())
 
 
 def set_redistribution(config: RunConfig, model: NoisyNetwork, r: Redistribution, *, learned: bool = False) -> None:
