@@ -14,14 +14,15 @@ from typing import Any
 import jinja2
 
 from securesgd import __version__
-from securesgd.errors import InvalidInputError
+from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
 from securesgd.report.budget_spent_picture import budget_spent_figure
 from securesgd.report.certified import certified_summary, guarantee_in_words
 from securesgd.report.curves import compared_curves_figure
 from securesgd.report.run_record import RunRecord, is_noisy, read_run
-from securesgd.storage import open_regular, read_json, write_whole
+from securesgd.storage import open_regular, read_bytes, read_json, write_whole
 
 _BEGINNING = b"<!doctype html>"
+_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def report(folders: Sequence[Path], out: Path) -> list[str]:
@@ -94,12 +95,12 @@ def _shown(record: RunRecord, number: int) -> dict[str, Any]:
         **_part(record, "metrics.jsonl", _accuracy, {"accuracy": None, "test_images": None}),
         "certified": certified,
         **_headlines(certified, attacked),
-        "curves": _inline(record.folder / "certificates.png") if certified else None,
+        "curves": _inline(record, "certificates.png") if certified else None,
         "without_certificates": _without_certificates(record),
         "attacked": attacked,
         "suspicions": _part(record, "attacks.json", _suspicions, []) if attacked else [],
-        "gallery": _inline(record.folder / "attacks.png") if attacked else None,
-        "redistribution": _inline(record.folder / "redistribution.png"),
+        "gallery": _inline(record, "attacks.png") if attacked else None,
+        "redistribution": _inline(record, "redistribution.png"),
         "not_guaranteed": _not_guaranteed(privacy["statement"]),
         "config_text": record.config_text,
         "environment": json.dumps(record.environment, indent=2) if record.environment else None,
@@ -110,7 +111,15 @@ def _part(record: RunRecord, name: str, build: Callable[[RunRecord], Any], other
     """Return a part of the page, or `otherwise` if its file has another shape than it should: named in `missing`."""
     try:
         return build(record)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration) as error:
+    except (
+        SecureSGDError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        StopIteration,
+    ) as error:
         record.missing.append(f"{name} cannot be used: {type(error).__name__} {error}")
         return otherwise
 
@@ -350,8 +359,20 @@ def _rounded_up(epsilon: float) -> str:
     return f"{math.ceil(epsilon * 1e4) / 1e4:.4f}".rstrip("0").rstrip(".")
 
 
-def _inline(path: Path) -> str | None:
-    return _data_uri(path.read_bytes()) if path.exists() else None
+def _inline(record: RunRecord, name: str) -> str | None:
+    """Return a picture of the folder for the page; None if it is not there, or is no picture: named in `missing`."""
+    path = record.folder / name
+    if not path.exists():
+        return None
+    try:
+        content = read_bytes(path)
+    except DamagedFileError as error:
+        record.missing.append(f"{name} cannot be used: {error}")
+        return None
+    if not content.startswith(_PNG):
+        record.missing.append(f"{name} cannot be used: it is not a PNG picture")
+        return None
+    return _data_uri(content)
 
 
 def _data_uri(image: bytes) -> str:

@@ -103,7 +103,16 @@ def _part(record: RunRecord, name: str, read: Callable[[RunRecord, Path], None],
         return
     try:
         read(record, path)
-    except (SecureSGDError, OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
+    except (
+        SecureSGDError,
+        OSError,
+        ArithmeticError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        SafetensorError,
+    ) as error:
         record.missing.append(f"{name} cannot be read: {error}")
 
 
