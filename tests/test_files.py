@@ -19,6 +19,7 @@ from PIL import Image
 
 from securesgd.config import RunConfig, run_config
 from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.pipeline import train_run
 from securesgd.storage import parse_json, read_bytes, read_json, read_toml, write_json, write_whole
 from tests.command_line import run_here
 
@@ -104,7 +105,17 @@ def test_no_link_is_written_through_by_a_training(tmp_path, precious):
     assert precious.read_text() == "mine"
     assert (tmp_path / "shadow" / "config.toml").read_bytes() == b"x"
     (folder / "report.html").symlink_to(precious)
+    (folder / "secret.json").write_text("somebody's")
     refused("train", "--dataset", "digits", "--method", "sgd", "--out", folder, naming="is not empty", inside=tmp_path)
+
+
+def test_a_guessed_name_is_not_written_through(tmp_path, precious, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda _: "0" * 16)
+    (tmp_path / f".securesgd-{'0' * 16}.partial").symlink_to(precious)
+    with pytest.raises(OSError, match="File exists"):
+        write_whole(tmp_path / "a", b"x")
+    assert precious.read_text() == "mine"
+    assert not (tmp_path / "a").exists()
 
 
 def test_a_ledger_is_not_appended_to_through_a_link(copied_run, tmp_path):
@@ -264,6 +275,20 @@ def test_every_write_of_a_training_may_fail(tmp_path, monkeypatch):
     assert run_here("report", folder).returncode == 0
 
 
+def test_a_ledger_that_counts_stays_after_a_release(tmp_path):
+    """Disk full at a later checkpoint: what was released is in the ledger, and the run can be resumed."""
+    folder = tmp_path / "run"
+
+    def fail(report, _):
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder / "checkpoint.safetensors"))
+
+    config = run_config("digits", "secure-sgd", steps=2, batch_size=16, copies=1, accountant="rdp", noise_seed=1)
+    with pytest.raises(OSError, match="No space left"):
+        train_run(config, folder, on_step=fail)
+    assert (folder / "ledger.jsonl").read_bytes().count(b"\n") == 2
+    assert run_here("train", "--resume", "--out", folder).returncode == 0
+
+
 @pytest.mark.parametrize("command", [("certify", "--again", *CERTIFY), ("attack", "--again", *ATTACK), ("report",)])
 def test_results_without_room_leave_the_old_ones(command, copied_run):
     with file_size_limit(300):
@@ -356,6 +381,19 @@ def test_an_edited_cell_is_refused(change, reason, copied_run):
     change(next(iter(record["cells"].values())))
     (copied_run / "attacks.json").write_text(json.dumps(record))
     assert reason in refused("attack", copied_run, *ATTACK, naming="attacks.json", inside=copied_run)
+
+
+@pytest.mark.parametrize("cell", ["inf", "nan", "", "x", "1e999", "\x00"])
+def test_a_cell_that_is_no_number(cell, copied_run):
+    for name, column, command in (
+        ("certificates.csv", "radius_tight", ("certify", *CERTIFY)),
+        ("attacks.csv", "label_votes", ("attack", *ATTACK)),
+    ):
+        header, first, *rest = (copied_run / name).read_text().splitlines()
+        cells = first.split(",")
+        cells[header.split(",").index(column)] = cell
+        (copied_run / name).write_text("\n".join([header, ",".join(cells), *rest, ""]))
+        refused(command[0], copied_run, *command[1:], naming=f"{name}, row 1: {column} is ", inside=copied_run)
 
 
 @pytest.mark.parametrize("name", ["certificates.csv", "attacks.csv"])

@@ -249,7 +249,7 @@ def line_of(rng, name, run, work):
         "certify": ["certify", run, *CERTIFY],
         "attack": ["attack", run, *ATTACK],
         "report": ["report", run],
-        "reproduce": ["reproduce", "fig1", "--out", work / "results", "--work", work / "work"],
+        "reproduce": ["reproduce", "fig1", "--out", work / "results", "--work", work / "work", "--jobs", "1"],
         "data": ["data", rng.choice(("list", "fetch")), rng.choice(("digits", "x", "", "9"))],
     }[name]  # fmt: skip
     for option in rng.sample(COMMANDS[name], min(len(COMMANDS[name]), rng.choice((1, 1, 2, 3)))):
