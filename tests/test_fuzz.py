@@ -220,7 +220,7 @@ def fuzz_files(tiny_run, tmp_path, numbers):
 # Command lines
 
 ODD_WORDS = (
-    "", " ", "0", "-1", "1", "1e15", "1e999", "nan", "inf", "-inf", "x", "9" * 5000, str(2**63), str(10**9), "0.1", ",", "1,2,x", "[/red]", "[" * 5000,
+    "", " ", "0", "-1", "1", "1e15", "1e-300", "1e300", "1e999", "nan", "inf", "-inf", "x", "9" * 5000, str(2**63), str(10**9), "0.1", ",", "1,2,x", "[/red]", "[" * 5000,
     "é\n\x07", "\udcff", "/dev/null", "/nowhere/x", "a" * 5000, "--", "-h", "linf,linf", "all", "null", "true", "{}", "=", "steps=", "=1",
 )  # fmt: skip
 COMMANDS = {

@@ -53,10 +53,11 @@ def checked_arrays(
             "they must be the same"
         )
     count = int(targets[0].max()) + 1 if classes is None else classes
-    if isinstance(count, int) and not 2 <= count <= len(targets[0]):
+    if isinstance(count, int) and count < 2:
+        raise InvalidInputError(f"{start}a data set needs at least 2 classes, got {count}")
+    if isinstance(count, int) and count > len(targets[0]):
         raise InvalidInputError(
-            f"{start}a data set needs at least 2 classes and an example of each, got {count:,} classes and "
-            f"{len(targets[0]):,} training examples"
+            f"{start}there are {count:,} classes and {len(targets[0]):,} training examples; each class needs one"
         )
     names = class_names_of(count)
     for split, labels in zip(("train", "test"), targets, strict=True):
