@@ -56,7 +56,9 @@ def known_sensitivity(model: NoisyNetwork, norm: str, path: Path, *, again: bool
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = read_json(path)
-        for entry in content["norms"].values():
+        for norm, entry in content["norms"].items():
+            direction = np.asarray(entry["direction"], dtype=np.float64)
+            Sensitivity(norm=norm, **entry | {"direction": direction})
             if not (np.isfinite(entry["upper"]) and 0 <= entry["lower"] <= entry["upper"]):
                 raise ValueError("Δ out of order")
         str(content["weights"])

@@ -284,14 +284,22 @@ def _attacked(record: RunRecord) -> list[dict[str, Any]]:
             | {
                 "budget": f"{attack['budget']:g}",
                 "images": f"{summary['examples']:,}",
-                "clean": summary["clean_accuracy"],
-                "attacked": summary["accuracy"],
-                "certified_clean": proven.get("clean"),
-                "certified_attacked": proven.get("attacked"),
-                "sandwich": summary["sandwich"],
+                "clean": _share(summary["clean_accuracy"]),
+                "attacked": _share(summary["accuracy"]),
+                "certified_clean": _share(proven["clean"]) if "clean" in proven else None,
+                "certified_attacked": _share(proven["attacked"]) if "attacked" in proven else None,
+                "sandwich": {
+                    "holds": summary["sandwich"]["holds"] is True,
+                    "in_words": str(summary["sandwich"]["in_words"]),
+                },
             }
         )
     return sorted(shown, key=lambda row: (row["protocol"], row["norm"], float(row["budget"]), row["attack"]))
+
+
+def _share(stated: dict[str, Any]) -> dict[str, float]:
+    """Return a share and its interval as a file states them. Raises: KeyError, TypeError, ValueError if it has none."""
+    return {name: float(stated[name]) for name in ("share", "lower", "upper")}
 
 
 def _suspicions(record: RunRecord) -> list[str]:
