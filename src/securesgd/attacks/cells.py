@@ -8,6 +8,7 @@ __all__ = ["IMAGES", "RECORD", "ROWS", "Cells", "cell_name", "kept_images"]
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,8 +165,14 @@ def _suspicion(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _typed(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as it was before it was written: whole numbers as such, and empty text for an empty cell."""
+    """Return a row as it was before it was written: whole numbers as such, and empty text for an empty cell.
+
+    Raises: ValueError if a number is not finite, or a radius is no number.
+    """
     kept = ("budget", "size", "clean_radius", "clean_radius_published", "radius", "radius_published")
+    for name, value in row.items():
+        if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, str) and name in kept):
+            raise ValueError(f"{name} is {str(value)[:40]!r}; valid: a finite number")
     return {
         name: "" if value is None else int(value) if isinstance(value, float) and name not in kept else value
         for name, value in row.items()
