@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +19,15 @@ def run(*arguments, cwd=None):
 
 
 def run_here(*arguments):
-    """The same entry point in this process."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    """The same entry point in this process; its streams are encoded as strictly as those of a terminal."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    code = 0
     redirected = (contextlib.redirect_stdout(out), contextlib.redirect_stderr(err))
-    with redirected[0], redirected[1], patch.object(sys, "argv", ["securesgd", *arguments]):
+    words = [os.fspath(word) for word in arguments]
+    with redirected[0], redirected[1], patch.object(sys, "argv", ["securesgd", *words]):
         try:
             main()
         except SystemExit as end:
             code = end.code or 0
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+    texts = (stream.buffer.getvalue().decode("utf-8") for stream in (out, err))
+    return subprocess.CompletedProcess(arguments, code, *texts)

@@ -1,8 +1,36 @@
-"""One hypothesis profile: no per-example deadline (shared machines stall), the same examples on every CI run."""
+"""One hypothesis profile (no deadline: shared machines stall; the same examples on every CI run), and one tiny run."""
 
 import os
+import shutil
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("securesgd", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("securesgd")
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory):
+    """A run of two steps with every file a run folder can have; not to be written to (`copied_run` is a copy)."""
+    from tests.command_line import run_here
+
+    folder = tmp_path_factory.mktemp("tiny") / "run"
+    settings = ("steps=2", "batch_size=32", "copies=1", "accountant=rdp", "noise_seed=3")
+    options = [word for setting in settings for word in ("--set", setting)]
+    for command in (
+        ("train", "--dataset", "digits", "--method", "secure-sgd", "--out", folder, *options),
+        ("certify", folder, "--draws", "40", "--selection-draws", "10", "--examples", "6", "--check"),
+        ("attack", folder, "--attack", "fgsm", "--budget", "0.05", "--examples", "4", "--eot", "2", "--draws", "20",
+         "--certify-draws", "20", "--no-probes"),
+        ("report", folder),
+    ):  # fmt: skip
+        result = run_here(*command)
+        assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.fixture
+def copied_run(tiny_run, tmp_path):
+    return Path(shutil.copytree(tiny_run, tmp_path / "run"))

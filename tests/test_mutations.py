@@ -181,6 +181,26 @@ MUTATIONS = {
     "classifier keeps a stale sensitivity": ("certify/verify.py", "if self._known is None or self._known[0] != weights:", "if self._known is None:", "certify/test_verify.py -k changed"),
     "a broken certificate is no error": ("soundness.py", 'result["sound"] = tight["violations"] <= result["allowed"]', 'result["sound"] = True', "test_soundness_check.py"),
     "abstentions count as right": ("report/certified.py", 'return not row["abstained"] and row["prediction"] == row["label"]', 'return row["prediction"] == row["label"]', "report/test_certified.py"),
+    # files
+    "written through a link": ("storage.py", "draft.replace(path)", "path.write_bytes(content)", "test_files.py -k no_link_in_a_run"),
+    "a guessed name is written through": ("storage.py", "os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode", "os.O_TRUNC | os.O_CLOEXEC, mode", "test_files.py -k guessed"),
+    "ledger opened through a link": ("privacy/durable_file.py", "os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK", "os.O_RDWR | os.O_NONBLOCK", "test_files.py -k ledger_is_not"),
+    "half a file kept after a failed write": ("storage.py", "                draft.unlink(missing_ok=True)\n    _remove", "                pass\n    _remove", "test_files.py -k failed_write"),
+    "pipes are read": ("storage.py", "if not stat.S_ISREG(os.fstat(descriptor).st_mode):", "if False:", "test_files.py -k only_regular"),
+    "files of any size are read": ("storage.py", "content = file.read(limit + 1)", "content = file.read(limit)", "test_files.py -k only_regular"),
+    "infinite numbers in JSON": ("storage.py", "elif isinstance(item, float) and not math.isfinite(item):", "elif False:", "test_files.py -k json_that_is_refused"),
+    "JSON of any depth": ("storage.py", "if depth > MAX_NESTING:", "if False:", "test_files.py -k json_that_is_refused"),
+    "a key twice in JSON": ("storage.py", "if len(record) != len(pairs):", "if False:", "test_files.py -k json_that_is_refused"),
+    "a failed start stays": ("pipeline.py", "        if is_ours:", "        if False:", "test_files.py -k start_without_room"),
+    "a refused start empties another's folder": ("pipeline.py", "is_ours = not _is_occupied(folder)", "is_ours = True", "test_files.py -k by_a_training"),
+    "a failed start drops a ledger that counts": ("pipeline.py", "                if opened.events:", "                if False:", "test_files.py -k after_a_release"),
+    "header of an npz believed": ("data/npz.py", "if claimed > member.file_size:", "if False:", "test_files.py -k header_lies"),
+    "zip bomb unpacked": ("data/npz.py", "unpacked > max(_FREE, _RATIO * size)", "unpacked < 0", "test_files.py -k unpacks_to"),
+    "giant picture decoded": ("data/image_folder.py", "> _MOST_PIXELS:", "> 1 << 60:", "test_files.py -k picture_that_claims"),
+    "counts without limit": ("theory/validation.py", "if maximum is not None and value > maximum:", "if False:", "test_files.py -k without_limit"),
+    "settings of a cell edited": ("attacks/cells.py", 'if not name.endswith(_digest(entry["attack"], entry["measured"])):', "if False:", "test_files.py -k edited_cell"),
+    "an example attacked twice": ("attacks/cells.py", 'if len({(row["cell"], row["index"]) for row in present}) < len(present):', "if False:", "test_files.py -k row_twice"),
+    "numbers of a table not checked": ("report/rows.py", 'if not (isinstance(row[name], float) and math.isfinite(row[name])):', "if False:", "test_files.py -k cell_that_is_no_number"),
 }  # fmt: skip
 
 

@@ -6,17 +6,19 @@ Presets come first, then a file, then flags: each overrides the one before. An u
 __all__ = ["RobustnessSettings", "RunConfig", "run_config"]
 
 import dataclasses
-import tomllib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 
+import tomli_w
+
 from securesgd.adlm.settings import AdlmSettings
-from securesgd.errors import InvalidInputError, nearest
+from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.methods import method
 from securesgd.models.noisy import Place
 from securesgd.presets import preset
 from securesgd.privacy.checked import count_checked, positive_checked, types_checked
+from securesgd.storage import read_toml
 from securesgd.theory import NORMS, noise_multiplier
 from securesgd.theory.redistribution import Direction
 from securesgd.training.settings import TrainingSettings
@@ -120,12 +122,7 @@ class RunConfig:
 
     def to_toml(self) -> str:
         """Return the text of `config.toml`. The seed of the noise, if one is fixed, is in it; a secret never is."""
-        values = asdict(self)
-        tables = {name: values.pop(name) or {} for name in ("robustness", "adlm", "training")}
-        text = "".join(_line(name, value) for name, value in values.items() if value is not None)
-        for name, table in ((name, table) for name, table in tables.items() if table):
-            text += f"\n[{name}]\n" + "".join(_line(k, v) for k, v in table.items() if v is not None)
-        return text
+        return tomli_w.dumps(_without_none(asdict(self)))
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
@@ -155,6 +152,8 @@ def run_config(
         raise InvalidInputError(
             "a data set and a method are needed: --dataset and --method, or a config file with both"
         )
+    if not isinstance(dataset, str):
+        raise InvalidInputError(f"dataset is {dataset!r}; valid: a name or a path, as text")
     private, adlm = method(method_name).private, method(method_name).adlm
     changes = {_dotted(name, adlm): value for name, value in changes.items() if value is not None}
     values = preset(dataset, method_name)
@@ -201,15 +200,13 @@ def _known(values: dict[str, Any], cls: type, what: str) -> dict[str, Any]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInputError(f"cannot read {file}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{file} is not a TOML file: {error}") from None
+        return read_toml(file)
+    except DamagedFileError as error:
+        raise InvalidInputError(f"--config: {error}") from None
 
 
-def _line(name: str, value: Any) -> str:
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'{name} = "{escaped}"\n'
-    return f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}\n"
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    """Return nested settings without those that are not set, which TOML has no word for; tables come last."""
+    given = {name: value for name, value in values.items() if value is not None}
+    tables = {name: _without_none(value) for name, value in given.items() if isinstance(value, dict)}
+    return {name: value for name, value in given.items() if name not in tables} | tables

@@ -10,7 +10,15 @@ A message is one line: it names the value it got and says what would be valid. T
 exits with code 2.
 """
 
-__all__ = ["DamagedFileError", "DataUnavailableError", "InvalidInputError", "PrivacyError", "SecureSGDError", "nearest"]
+__all__ = [
+    "DamagedFileError",
+    "DataUnavailableError",
+    "InvalidInputError",
+    "PrivacyError",
+    "SecureSGDError",
+    "nearest",
+    "printable",
+]
 
 import difflib
 from collections.abc import Iterable
@@ -42,3 +50,9 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, options, n=1)
     listed = ", ".join(options[:-1]) + " or " + options[-1] if len(options) > 1 else options[0]
     return f"did you mean {close[0]!r}? valid: {listed}" if close else f"valid: {listed}"
+
+
+def printable(text: str) -> str:
+    """Return a text in one line as a terminal can show it: other control characters than line breaks are escaped."""
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)

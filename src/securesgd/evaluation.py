@@ -25,6 +25,7 @@ from securesgd.attacks.settings import AttackSettings
 from securesgd.attacks.suspicion import Suspicion, suspicions_of_rows
 from securesgd.certify import CertifySettings, certify
 from securesgd.certify.run import SENSITIVITIES
+from securesgd.certify.settings import MAX_DRAWS
 from securesgd.certify.weights import fingerprint, known_sensitivity
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
@@ -47,8 +48,8 @@ class EvaluationSettings:
     """Of each certificate, and of the verdict that one is contradicted."""
 
     def __post_init__(self) -> None:
-        whole_number("draws", self.draws, 1)
-        whole_number("certify_draws", self.certify_draws, 0)
+        whole_number("draws", self.draws, 1, MAX_DRAWS)
+        whole_number("certify_draws", self.certify_draws, 0, MAX_DRAWS)
         if not 0 < self.failure_prob < 1:
             raise InvalidInputError(f"failure_prob is {self.failure_prob!r}; valid: between 0 and 1")
 

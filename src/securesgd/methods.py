@@ -51,6 +51,6 @@ METHODS = {
 
 def method(name: str) -> Method:
     """Return a method by name; an unknown one raises with the nearest."""
-    if name not in METHODS:
-        raise InvalidInputError(f"unknown method {name!r}: {nearest(name, METHODS)}")
+    if not isinstance(name, str) or name not in METHODS:  # a configuration file may say anything
+        raise InvalidInputError(f"unknown method {name!r}: {nearest(str(name), METHODS)}")
     return METHODS[name]

@@ -13,7 +13,6 @@ __all__ = [
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +32,13 @@ from securesgd.models.control import SensitivityControl
 from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
-from securesgd.privacy import GaussianRelease, PrivacyStatement, UnprotectedRelease, replayed_statement
+from securesgd.privacy import GaussianRelease, Ledger, PrivacyStatement, UnprotectedRelease, replayed_statement
 from securesgd.redistribution import Redistribution, from_gradients, prior, random, uniform
 from securesgd.report.redistribution_picture import redistribution_figure
-from securesgd.report.rows import write_json
 from securesgd.runtime.key_stream import KeyStream
+from securesgd.storage import is_leftover, parse_json, read_bytes, read_json, read_toml, write_json, write_whole
 from securesgd.training import StepReport, train
-from securesgd.training.checkpoint import load_tensors, write_durably
+from securesgd.training.checkpoint import load_tensors
 from securesgd.training.examples import Examples
 from securesgd.training.interlude import Interlude
 
@@ -73,21 +72,26 @@ def train_run(
 
     Guarantee: that of `securesgd.training.train`; everything written to the folder is covered by its ledger, except
     `metrics.jsonl`, which is about the test set.
-    Raises: InvalidInputError if the folder is in use (and not resumed) or anything does not fit.
+    Raises: InvalidInputError if the folder is in use (and not resumed) or anything does not fit; OSError with the name
+    of the file that could not be written. A new run that fails before its first release leaves nothing behind, so that
+    the same call can be made again; a later one can be resumed.
 
     `on_step` gets each step's report and, now and then, the accuracy on the held-out examples if there are any.
     """
-    existed, begun = folder.exists(), (folder / "config.toml").exists()
-    config = _claimed(config, folder, resume)
-    if (folder / "environment.json").exists():  # the last file a run writes: there is nothing left to do
-        return finished_run(folder)
     try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(f"{str(folder)!r} is not a text of Unicode characters; choose another folder") from None
+    new = [place for place in (folder, *folder.parents) if not place.exists()]
+    is_ours = not _is_occupied(folder)
+    try:
+        config = _claimed(config, folder, resume)
+        if (folder / "environment.json").exists():  # the last file a run writes: there is nothing left to do
+            return finished_run(folder)
         return _trained(config, folder, on_step)
-    except SecureSGDError:
-        if not begun and not (folder / "ledger.jsonl").exists():  # refused before it began: leave nothing behind
-            (folder / "config.toml").unlink(missing_ok=True)
-            if not existed:
-                folder.rmdir()
+    except (SecureSGDError, OSError):
+        if is_ours:
+            _withdraw(folder, new)
         raise
 
 
@@ -117,7 +121,7 @@ def _trained(config: RunConfig, folder: Path, on_step: Callable[[StepReport, flo
         redistribution_figure(r.r, r.shape, title, folder / "redistribution.png")
     score = accuracy(model, data.test_inputs, data.test_targets)
     record = {"step": result.steps, "epsilon": _number(result.statement.accounted_epsilon), "test_accuracy": score}
-    write_durably(
+    write_whole(
         folder / "metrics.jsonl", (json.dumps(record | {"test_images": len(data.test_targets)}) + "\n").encode()
     )
     write_json(folder / "model.json", _model_record(config, data, folder) | {"statement": result.statement.json()})
@@ -147,19 +151,25 @@ def load_run(folder: Path) -> tuple[RunConfig, nn.Module]:
     config = saved_config(folder)
     if not (folder / "model.safetensors").exists() or not (folder / "model.json").exists():
         raise DamagedFileError(f"{folder} is not finished; go on with `securesgd train --resume --out {folder}`")
+    record = read_json(folder / "model.json")
     try:
-        record = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         version, shape = record["format"], tuple(int(size) for size in record["input_shape"])
         classes, digest = int(record["classes"]), record.get("config_sha256")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DamagedFileError(f"{folder / 'model.json'} is damaged: {error}") from None
     if version != _FORMAT:
         raise DamagedFileError(f"{folder / 'model.json'} has format {version!r}; this version reads {_FORMAT}")
     if digest not in (None, _digest(folder / "config.toml")):
         raise DamagedFileError(f"{folder / 'config.toml'} is not the one this run was trained with; put that back")
-    model = build_model(config, shape, classes)
+    tensors = load_tensors(folder / "model.safetensors").tensors
     try:
-        model.load_state_dict(load_tensors(folder / "model.safetensors").tensors)
+        if _parameters(config, shape, classes) > sum(tensor.numel() for tensor in tensors.values()):
+            raise InvalidInputError("it describes a larger network than model.safetensors has weights for")
+        model = build_model(config, shape, classes)
+    except InvalidInputError as error:
+        raise DamagedFileError(f"{folder / 'model.json'} is damaged: {error}") from None
+    try:
+        model.load_state_dict(tensors)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise DamagedFileError(f"{folder / 'model.safetensors'} does not fit config.toml: {reason}") from None
@@ -170,10 +180,11 @@ def finished_run(folder: Path) -> TrainedRun:
     """Return a finished run as its folder has it, without measuring anything again. Raises: as `load_run`."""
     config, model = load_run(folder)
     data = load(config.dataset, holdout=config.holdout, seed=config.seed)
+    lines = read_bytes(folder / "metrics.jsonl").splitlines()
     try:
-        record = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+        record = parse_json(lines[-1])
         score = float(record["test_accuracy"])
-    except (OSError, ValueError, KeyError, IndexError) as error:
+    except (ValueError, KeyError, IndexError, TypeError) as error:
         raise DamagedFileError(f"{folder / 'metrics.jsonl'} is damaged: {error}") from None
     statement = replayed_statement(folder / "ledger.jsonl")
     return TrainedRun(folder=folder, config=config, model=model, data=data, statement=statement, test_accuracy=score)
@@ -182,10 +193,9 @@ def finished_run(folder: Path) -> TrainedRun:
 def build_model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return the network of a configuration, freshly initialised from its seed, with its noise if it has any."""
     adlm = config.adlm
-    seen = input_shape if adlm is None else seen_shape(input_shape, adlm)
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        plain = network(config.network, seen, classes, hidden=adlm and adlm.hidden)  # type: ignore[arg-type]
+        plain = _plain_network(config, input_shape, classes)
     if adlm is not None:
         return AdlmNetwork(plain, input_shape, adlm)
     if not method(config.method).noisy:
@@ -195,6 +205,18 @@ def build_model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -
         config, model, _first_redistribution(config, model.output_shape), learned=config.way == "learned"
     )
     return model
+
+
+def _plain_network(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    adlm = config.adlm
+    seen = input_shape if adlm is None else seen_shape(input_shape, adlm)
+    return network(config.network, seen, classes, hidden=adlm and adlm.hidden)  # type: ignore[arg-type]
+
+
+def _parameters(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> int:
+    """Return the number of weights of the network without its noise, which is not built: a file may claim any size."""
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in _plain_network(config, input_shape, classes).parameters())
 
 
 def set_redistribution(config: RunConfig, model: NoisyNetwork, r: Redistribution, *, learned: bool = False) -> None:
@@ -280,24 +302,46 @@ def _claimed(config: RunConfig, folder: Path, resume: bool) -> RunConfig:
     """Return the configuration to use: of a resumed run its own. Writes `config.toml` into a new folder."""
     if folder.exists() and not folder.is_dir():
         raise InvalidInputError(f"{folder} is a file; give the path of a folder")
-    occupied = folder.exists() and any(folder.iterdir())
+    occupied = _is_occupied(folder)
     if occupied and not resume:
         raise InvalidInputError(f"{folder} is not empty; go on with --resume, or choose another folder")
     if occupied:
         return saved_config(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_durably(folder / "config.toml", config.to_toml().encode())
+    write_whole(folder / "config.toml", config.to_toml().encode())
     return config
+
+
+def _is_occupied(folder: Path) -> bool:
+    """Return whether something is there that is not an unfinished write of ours."""
+    return folder.exists() and (not folder.is_dir() or not all(is_leftover(entry) for entry in folder.iterdir()))
+
+
+def _withdraw(folder: Path, new: list[Path]) -> None:
+    """Remove a run that failed before its first release: its files, and of its folders those in `new`, deepest first.
+
+    A ledger that names a release stays, and everything with it: it counts, and the run can be resumed.
+    """
+    ledger = folder / "ledger.jsonl"
+    try:
+        if ledger.exists():
+            with Ledger.open(ledger) as opened:
+                if opened.events:
+                    return
+        for name in ("checkpoint.safetensors", "ledger.jsonl", "secret.json", "config.toml"):
+            (folder / name).unlink(missing_ok=True)
+        for place in new:
+            place.rmdir()
+    except (SecureSGDError, OSError):
+        return  # the error that led here is the one to be told; --resume or another folder is the way on
 
 
 def saved_config(folder: Path) -> RunConfig:
     """Return the configuration of a run folder. Raises: DamagedFileError if it has none."""
+    if not (folder / "config.toml").exists():
+        raise DamagedFileError(f"{folder} is not a run folder: it has no readable config.toml")
     try:
-        values = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-        return RunConfig.from_dict(values)
-    except OSError:
-        raise DamagedFileError(f"{folder} is not a run folder: it has no readable config.toml") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, InvalidInputError) as error:
+        return RunConfig.from_dict(read_toml(folder / "config.toml"))
+    except InvalidInputError as error:
         raise DamagedFileError(f"{folder / 'config.toml'} is damaged: {error}") from None
 
 
@@ -315,7 +359,7 @@ def _model_record(config: RunConfig, data: LoadedData, folder: Path) -> dict[str
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def _number(value: float) -> float | str:

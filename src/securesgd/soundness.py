@@ -17,7 +17,7 @@ from torch import Tensor
 from securesgd.attacks.ball_search import search
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.report.rows import write_json
+from securesgd.storage import write_json
 from securesgd.theory.majority import allowed_failures
 
 RULES = ("tight", "as-published")

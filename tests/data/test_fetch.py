@@ -214,7 +214,7 @@ def test_two_fetches_at_once_download_once(web):
     assert held(places[0]) == tiny_contents()
 
 
-@pytest.mark.parametrize("moment", ["_write", "_install"])
+@pytest.mark.parametrize("moment", ["write_whole", "_install"])
 def test_a_kill_leaves_nothing_half_done(web, tmp_path, moment):
     code = f"""
         import os, signal
@@ -223,7 +223,7 @@ def test_a_kill_leaves_nothing_half_done(web, tmp_path, moment):
         real, calls = module.{moment}, []
         def kill(*arguments):
             calls.append(1)
-            if len(calls) == ({{"_write": 3}}).get("{moment}", 1):
+            if len(calls) == ({{"write_whole": 3}}).get("{moment}", 1):
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*arguments)
         module.{moment} = kill

@@ -1,6 +1,5 @@
 """The report says what is in a run folder, what is missing, and nothing else."""
 
-import io
 import re
 import shutil
 import subprocess
@@ -269,7 +268,7 @@ def test_the_picture_of_several_runs_has_a_line_for_each(finished, monkeypatch):
     drawn = []
     monkeypatch.setattr(curves.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     rows = read_rows(finished / "certificates.csv")
-    compared_curves_figure({"one": rows, "two": [row for row in rows if row["norm"] == "l2"]}, io.BytesIO())
+    compared_curves_figure({"one": rows, "two": [row for row in rows if row["norm"] == "l2"]})
     linf, l2 = drawn[0].axes
     assert [len(linf.lines), len(l2.lines)] == [1, 2]
     right = [row for row in rows if row["norm"] == "l2" and not row["abstained"] and row["prediction"] == row["label"]]

@@ -38,8 +38,8 @@ class AdlmSettings:
             positive_checked(name, getattr(self, name))
         if not math.isclose(total := sum(getattr(self, name) for name in _SHARES), 1.0, abs_tol=1e-9):
             raise InvalidInputError(f"{', '.join(_SHARES)} add up to {total:g}; valid: shares of epsilon, together 1")
-        for name in ("hidden", "relevance_examples", "pretrain_steps"):
-            count_checked(name, getattr(self, name), at_least=1)
+        for name, most in (("hidden", 10**5), ("relevance_examples", 10**7), ("pretrain_steps", 10**6)):
+            count_checked(name, getattr(self, name), at_least=1, at_most=most)
         if self.crop is not None:
             count_checked("crop", self.crop, at_least=1)
         if not 0 <= self.relevance_offset < 1:

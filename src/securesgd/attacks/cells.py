@@ -8,6 +8,7 @@ __all__ = ["IMAGES", "RECORD", "ROWS", "Cells", "cell_name", "kept_images"]
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,21 +21,26 @@ from torch import Tensor
 
 from securesgd.attacks.harness import Attacked
 from securesgd.attacks.settings import AttackSettings
+from securesgd.attacks.suspicion import Suspicion
 from securesgd.errors import DamagedFileError
 from securesgd.folder_lock import locked_folder
 from securesgd.report.attacked import COLUMNS
-from securesgd.report.rows import read_rows, write_json, write_rows
+from securesgd.report.rows import read_rows, write_rows
+from securesgd.storage import read_json, write_json
 from securesgd.training.checkpoint import Checkpoint, load_tensors, save_tensors
 
 ROWS, RECORD, IMAGES = "attacks.csv", "attacks.json", "attacked-images"
 _COUNTS = ("outside", "flat", "attacked", "passes")
+_NUMBERS = (
+    "budget", "index", "label", "draws", "clean_prediction", "clean_label_votes", "clean_other_votes",
+    "prediction", "label_votes", "other_votes", "size", "success",
+)  # fmt: skip
 
 
 def cell_name(attack: AttackSettings, measured: dict[str, Any]) -> str:
     """Return the name of a cell: readable, and different whenever a setting that matters is."""
-    text = json.dumps({"attack": attack.identity, "measured": measured}, sort_keys=True)
     kind = attack.attack if attack.protocol == "sound" else f"{attack.attack}-{attack.protocol}"
-    return f"{kind}-{attack.norm}-{attack.budget:g}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{kind}-{attack.norm}-{attack.budget:g}-{_digest(attack.identity, measured)}"
 
 
 class Cells:
@@ -97,6 +103,11 @@ def kept_images(folder: Path, name: str) -> tuple[NDArray[np.int64], Tensor]:
     return tensors["index"].numpy(), tensors["images"]
 
 
+def _digest(attack: dict[str, Any], measured: dict[str, Any]) -> str:
+    text = json.dumps({"attack": attack, "measured": measured}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
 def _images_of(folder: Path, name: str) -> Path:
     return folder / IMAGES / f"{name}.safetensors"
 
@@ -117,24 +128,51 @@ def _read(folder: Path, weights: str) -> tuple[dict[str, Any], list[dict[str, An
     if not rows.exists() and not record.exists():
         return {}, [], []
     try:
-        kept = json.loads(record.read_text(encoding="utf-8"))
+        kept = read_json(record)
         entries = dict(kept["cells"])
-        for entry in entries.values():
-            entry["attack"], entry["measured"], [entry[count] for count in _COUNTS]
-        present = read_rows(rows)
+        for name, entry in entries.items():
+            _require_whole(name, entry)
+        present = [_typed(row) for row in read_rows(rows, numbers=_NUMBERS)]
         if tuple(present[0]) != COLUMNS:
             raise ValueError(f"{ROWS} has other columns")
-        about, suspicions = kept["weights"], list(kept["suspicions"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, DamagedFileError) as error:
+        if len({(row["cell"], row["index"]) for row in present}) < len(present):
+            raise ValueError(f"{ROWS} has a row twice")
+        about, suspicions = kept["weights"], [_suspicion(sign) for sign in kept["suspicions"]]
+    except (DamagedFileError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"{record} or {rows.name} is damaged ({error}); move both away") from None
     if about != weights:
         raise DamagedFileError(f"{rows} is about other weights than the model's; move it and {RECORD} away")
-    return entries, [_typed(row) for row in present if row["cell"] in entries], suspicions
+    return entries, [row for row in present if row["cell"] in entries], suspicions
+
+
+def _require_whole(name: str, entry: dict[str, Any]) -> None:
+    """Pass if an entry is of the settings that its name was made of, and has counts. Raises: ValueError, KeyError."""
+    if not name.endswith(_digest(entry["attack"], entry["measured"])):
+        raise ValueError(f"cell {name[:80]} has other settings than its name says")
+    for count in ("seconds", *_COUNTS):
+        if isinstance(entry[count], bool) or not isinstance(entry[count], int | float) or entry[count] < 0:
+            raise ValueError(f"cell {name[:80]}: {count} is {str(entry[count])[:40]}")
+    for sign in entry.get("probes", ()):
+        _suspicion(sign)
+
+
+def _suspicion(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a kept suspicion. Raises: TypeError if it is not one."""
+    known = Suspicion(**record)
+    if not all(isinstance(text, str) for text in (known.name, known.attack, known.words)):
+        raise TypeError("a suspicion is not in words")
+    return known.json()
 
 
 def _typed(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as it was before it was written: whole numbers as such, and empty text for an empty cell."""
+    """Return a row as it was before it was written: whole numbers as such, and empty text for an empty cell.
+
+    Raises: ValueError if a number is not finite, or a radius is no number.
+    """
     kept = ("budget", "size", "clean_radius", "clean_radius_published", "radius", "radius_published")
+    for name, value in row.items():
+        if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, str) and name in kept):
+            raise ValueError(f"{name} is {str(value)[:40]!r}; valid: a finite number")
     return {
         name: "" if value is None else int(value) if isinstance(value, float) and name not in kept else value
         for name, value in row.items()

@@ -46,6 +46,11 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "square": {"steps": 500, "loss": "margin"},
     "auto": {"random_start": True, "adaptive": True, "steps": 50},
 }
+# The least and the most of each count: ten times and more what the literature uses, and what still ends.
+_COUNTS = {
+    "steps": (1, 10**5), "restarts": (1, 1000), "queries": (1, 10**5), "rows": (1, 10**6), "eot": (0, 10**4),
+    "seed": (0, 10**14),
+}  # fmt: skip
 PAPER_ATTACKS = ("fgsm", "ifgsm", "mim", "madry")
 _PUBLISHED = {
     "eot": 0,
@@ -114,8 +119,8 @@ class AttackSettings:
             raise InvalidInputError(f"step_share must be finite and > 0, got {self.step_share!r}")
         if not (math.isfinite(self.momentum) and self.momentum >= 0):
             raise InvalidInputError(f"momentum must be finite and >= 0, got {self.momentum!r}")
-        for name, least in (("steps", 1), ("restarts", 1), ("queries", 1), ("rows", 1), ("eot", 0), ("seed", 0)):
-            whole_number(name, getattr(self, name), least)
+        for name, (least, most) in _COUNTS.items():
+            whole_number(name, getattr(self, name), least, most)
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ the norm, so another norm by the same settings needs no draws at all.
 __all__ = ["CERTIFICATES", "RECORD", "SENSITIVITIES", "certify_run"]
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -33,8 +32,9 @@ from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.folder_lock import locked_folder
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.report.certified import certified_summary, guarantee_in_words, record_digest, require_true_radii
-from securesgd.report.rows import read_rows, write_json, write_rows
-from securesgd.theory import Sensitivity
+from securesgd.report.rows import read_rows, write_rows
+from securesgd.storage import read_json, write_json
+from securesgd.theory import NORMS, Sensitivity
 from securesgd.theory.certificates import radii_by_rule
 from securesgd.training.processes import Processes
 
@@ -276,8 +276,9 @@ def _read(folder: Path, again: bool) -> tuple[dict[str, Any], list[Row]]:
             f"{record} is missing, so nobody knows how {table.name} was made; move that away, or --again replaces it"
         )
     try:
-        records = json.loads(record.read_text(encoding="utf-8"))
-        rows = [row | {name: int(row[name]) for name in _WHOLE} for row in read_rows(table)]
+        records = read_json(record)
+        numbers = (*_WHOLE, "p_lower", "q_upper", *(f"radius_{rule}" for rule in ALL_RULES))
+        rows = [row | {name: int(row[name]) for name in _WHOLE} for row in read_rows(table, numbers=numbers)]
         for entry in records.values():
             entry["weights"], entry["data"], entry["settings"]["norm"], entry["published_sensitivity"]
             float(entry["sensitivity"]["upper"])
@@ -286,8 +287,12 @@ def _read(folder: Path, again: bool) -> tuple[dict[str, Any], list[Row]]:
             raise ValueError("columns are missing")
         for row in rows:
             [float(row[name]) for name in needed - {"record", "answer"}]
+        if len({(row["norm"], row["index"], row["record"]) for row in rows}) < len(rows):
+            raise ValueError("a row occurs twice")
+        if not {row["norm"] for row in rows} <= set(NORMS):
+            raise ValueError(f"a row is of another norm than {', '.join(NORMS)}")
         return records, rows
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, DamagedFileError) as error:
+    except (DamagedFileError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"{table} or {record.name} is damaged ({error}); move both away") from None
 
 

@@ -15,6 +15,8 @@ Others = Literal["auto", "rest", "each"]
 OTHERS: tuple[str, ...] = get_args(Others)
 SCORES: tuple[str, ...] = get_args(Scores)
 FRESH, SEEDED = "fresh; for any input", "seeded; for a test set fixed beforehand"
+MAX_DRAWS = 10**7
+"""Per example. The provable radius grows as the root of the logarithm of the draws: more would hardly show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +53,8 @@ class CertifySettings:
             value = getattr(self, name)
             if value not in valid:
                 raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
-        count_checked("draws", self.draws, at_least=1)
-        count_checked("selection_draws", self.selection_draws, at_least=1)
+        count_checked("draws", self.draws, at_least=1, at_most=MAX_DRAWS)
+        count_checked("selection_draws", self.selection_draws, at_least=1, at_most=MAX_DRAWS)
         if self.seed is not None:
             count_checked("seed", self.seed, at_least=0)
         if not (isinstance(self.failure_prob, float) and 0 < self.failure_prob < 1):

@@ -3,7 +3,6 @@
 __all__ = ["fingerprint", "known_sensitivity"]
 
 import hashlib
-import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import nn
 
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.report.rows import write_json
+from securesgd.storage import read_json, write_json
 from securesgd.theory import Sensitivity
 
 _ARRAYS = ("direction", "proof")
@@ -79,11 +78,13 @@ def _proven_again(model: NoisyNetwork, norm: str, entry: dict[str, Any], path: P
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        for entry in content["norms"].values():
+        content = read_json(path)
+        for norm, entry in content["norms"].items():
+            direction = np.asarray(entry["direction"], dtype=np.float64)
+            Sensitivity(norm=norm, **entry | {"direction": direction})
             if not (np.isfinite(entry["upper"]) and 0 <= entry["lower"] <= entry["upper"]):
                 raise ValueError("Δ out of order")
         str(content["weights"])
         return content
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (DamagedFileError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"{path} is not a record of sensitivities ({error}); move it away") from None

@@ -5,6 +5,7 @@ One file per command; the order here is the order of `securesgd --help`.
 
 __all__ = ["app", "main"]
 
+import io
 import os
 import sys
 from typing import Any
@@ -13,7 +14,7 @@ import typer
 from rich.console import Console
 
 from securesgd.cli.app import app
-from securesgd.errors import SecureSGDError
+from securesgd.errors import SecureSGDError, printable
 
 # Importing registers a command; the order is that of the help.
 # isort: off
@@ -38,10 +39,17 @@ def main() -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         # All cores are ours: without binding, threads may share one core for seconds. Read when torch is first loaded.
         os.environ.setdefault("OMP_PROC_BIND", "true")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path may hold bytes that are no text
     try:
         sys.exit(app(standalone_mode=False))
-    except (SecureSGDError, OSError) as error:
+    except SecureSGDError as error:
         message = str(error)
+    except OSError as error:
+        message = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
+    except MemoryError:
+        message = "not enough memory; give fewer examples, a smaller batch_size or a micro_batch"
     except _UsageError as error:
         message = error.format_message()
         if not message:  # no arguments at all: the help was the answer
@@ -49,7 +57,5 @@ def main() -> None:
         message += _given(error)
     except typer.Abort:
         message = "interrupted"
-    Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(
-        f"securesgd: error: {' '.join(message.split())}"
-    )
+    Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"securesgd: error: {printable(message)}")
     sys.exit(2)

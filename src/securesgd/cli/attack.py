@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from securesgd.cli.app import app
@@ -154,11 +155,11 @@ def _print_result(result: "Evaluation", norm: str, count: int) -> None:
     console = Console(highlight=False)
     console.print(table)
     for found in result.suspicions:
-        console.print(f"[yellow]{found.attack}: {found.name}[/] – {found.words}")
+        console.print(f"[yellow]{escape(found.attack)}: {escape(found.name)}[/] – {escape(found.words)}")
     for cell in result.cells.values():
         if not cell["summary"]["sandwich"]["holds"]:
             console.print(f"[red]{cell['attack']['attack']} at {cell['attack']['budget']:g}:[/] ", end="")
-            console.print(cell["summary"]["sandwich"]["in_words"])
+            console.print(escape(cell["summary"]["sandwich"]["in_words"]))
 
 
 def _share(value: dict[str, float] | None) -> str:

@@ -8,11 +8,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import DownloadColumn
 from rich.table import Table
 
 from securesgd.cli.app import app
 from securesgd.cli.progress import progress_bar
+from securesgd.errors import printable
 
 data_app = typer.Typer(help="Data sets: what there is, and bring one to this machine.")
 app.add_typer(data_app, name="data")
@@ -56,7 +58,7 @@ def data_fetch(
     with progress_bar(*columns, description=name, transient=True) as (bar, task):
 
         def show(doing: str, done: int, total: int | None) -> None:
-            bar.update(task, description=doing, completed=done, total=total)
+            bar.update(task, description=escape(doing), completed=done, total=total)
 
         place = fetch(name, folder, show)
     print(place)
@@ -74,6 +76,6 @@ def _print_data_table(rows: list[dict[str, Any]]) -> None:
     }
     for row in rows:
         shape = "×".join(map(str, row["input_shape"]))
-        where = places[row["state"]].format(**row)
+        where = places[row["state"]].format(name=row["name"], folder=escape(printable(str(row["folder"]))))
         table.add_row(row["name"], f"{row['train']:,}", f"{row['test']:,}", shape, str(row["classes"]), where)
     Console().print(table)

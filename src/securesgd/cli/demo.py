@@ -2,7 +2,6 @@
 
 __all__ = ["demo"]
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,9 +53,10 @@ def _print_end(run: "TrainedRun", page: Path) -> None:
     """Print the table that says it all: accuracies from the records on disk, the budget spent, where the report is."""
     from securesgd.report.certified import certified_accuracy
     from securesgd.report.rows import read_rows
+    from securesgd.storage import read_json
 
     rows = [row for row in read_rows(run.folder / "certificates.csv") if row["norm"] == "linf"]
-    cells = json.loads((run.folder / "attacks.json").read_text(encoding="utf-8"))["cells"].values()
+    cells = read_json(run.folder / "attacks.json")["cells"].values()
     table = Table(title="the demo in numbers", title_justify="left", box=SIMPLE_HEAD)
     for name in ("accuracy", "share", "95 % interval", "test digits"):
         table.add_column(name, justify="left" if name == "accuracy" else "right", no_wrap=True)

@@ -2,10 +2,13 @@
 
 __all__ = ["numbers", "settings_of"]
 
-import json
 from typing import Any
 
 from securesgd.errors import InvalidInputError
+from securesgd.storage import parse_json
+
+_MOST_NUMBERS = 1000
+"""Of one option: each is a row of a table, or an attack of minutes."""
 
 
 def settings_of(changes: list[str]) -> dict[str, Any]:
@@ -19,8 +22,8 @@ def settings_of(changes: list[str]) -> dict[str, Any]:
         if name in ("dataset", "method"):
             raise InvalidInputError(f"--set {change}: use --{name} {text}")
         try:
-            values[name] = json.loads(text)
-        except json.JSONDecodeError:
+            values[name] = parse_json(text)
+        except ValueError:
             values[name] = text.strip()
         if values[name] is None:
             raise InvalidInputError(f"--set {change}: null is no value; leave the setting out to have its default")
@@ -30,6 +33,9 @@ def settings_of(changes: list[str]) -> dict[str, Any]:
 def numbers(name: str, text: str) -> list[float]:
     """Return the numbers of an option like 0.5,1,4."""
     try:
-        return [float(part) for part in text.split(",") if part.strip()]
+        values = [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise InvalidInputError(f"--{name} must be a number or numbers like 0.5,1,4, got {text!r}") from None
+    if len(values) > _MOST_NUMBERS:
+        raise InvalidInputError(f"--{name} has {len(values):,} numbers; valid: at most {_MOST_NUMBERS:,}")
+    return values

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from securesgd.cli.app import app
+from securesgd.errors import printable
 
 
 @app.command(epilog="Example: securesgd report runs/a runs/b --out comparison.html")
@@ -27,5 +29,5 @@ def report(
     path = out or runs[0] / "report.html"
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for line in make(runs, path):
-        console.print(f"[yellow]missing[/] {line}", markup=True)
+        console.print(f"[yellow]missing[/] {escape(printable(line))}", markup=True)
     print(path)

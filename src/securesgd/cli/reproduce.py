@@ -56,8 +56,8 @@ def reproduce(
         raise InvalidInputError(f"unknown figure {experiment!r}: {nearest(experiment, [*EXPERIMENTS, 'all'])}")
     if profile is not None and profile not in PROFILES:
         raise InvalidInputError(f"unknown profile {profile!r}: {nearest(profile, PROFILES)}")
-    if jobs is not None and jobs < 1:
-        raise InvalidInputError(f"jobs is {jobs}; valid: a whole number >= 1")
+    if jobs is not None and not 1 <= jobs <= 1024:
+        raise InvalidInputError(f"jobs is {jobs}; valid: a whole number from 1 to 1024")
     console = Console(stderr=True, highlight=False)
     cores = jobs or os.cpu_count() or 1
     chosen = {name: profile or recorded_profile(out / name) or "quick" for name in names}

@@ -1,7 +1,8 @@
 """Images and labels as numpy arrays that were checked: the one form every reader hands over."""
 
-__all__ = ["CheckedArrays", "checked_arrays", "class_names_of"]
+__all__ = ["CheckedArrays", "checked_arrays", "class_names_of", "require_memory"]
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,14 @@ def checked_arrays(
             f"{start}x_train holds inputs of shape {inputs[0].shape[1:]} but x_test of {inputs[1].shape[1:]}; "
             "they must be the same"
         )
-    names = class_names_of(int(targets[0].max()) + 1 if classes is None else classes)
+    count = int(targets[0].max()) + 1 if classes is None else classes
+    if isinstance(count, int) and count < 2:
+        raise InvalidInputError(f"{start}a data set needs at least 2 classes, got {count}")
+    if isinstance(count, int) and count > len(targets[0]):
+        raise InvalidInputError(
+            f"{start}there are {count:,} classes and {len(targets[0]):,} training examples; each class needs one"
+        )
+    names = class_names_of(count)
     for split, labels in zip(("train", "test"), targets, strict=True):
         wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
         if wrong.size:
@@ -83,6 +91,15 @@ def class_names_of(classes: int | Sequence[str]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise InvalidInputError(f"class names must differ, got {', '.join(names)}")
     return names
+
+
+def require_memory(needed: int, place: str) -> None:
+    """Pass if this machine has `needed` bytes of memory at all. Raises: InvalidInputError before it is filled."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        raise InvalidInputError(
+            f"{place} needs {needed:,} bytes of memory, this machine has {memory:,}; give fewer or smaller examples"
+        )
 
 
 def _inputs(array: NDArray[Any], what: str) -> NDArray[Any]:

@@ -3,6 +3,7 @@
 __all__ = ["Progress", "download"]
 
 import http.client
+import os
 import re
 import time
 import urllib.error
@@ -69,7 +70,7 @@ def _continue(address: str, partial: Path, progress: Progress | None, timeout: f
         first, total = _range(response)
         if first != start:
             start = 0  # the server ignored the range and sends the whole file
-        with partial.open("ab" if start else "wb") as file:
+        with os.fdopen(_open_unlinked(partial, start), "ab") as file:
             done = start
             while block := response.read(_BLOCK):
                 file.write(block)
@@ -80,6 +81,12 @@ def _continue(address: str, partial: Path, progress: Progress | None, timeout: f
         partial.unlink()
         raise DataUnavailableError(f"{done} bytes instead of the {total} announced")
     return total is None or done == total, start > 0
+
+
+def _open_unlinked(partial: Path, start: int) -> int:
+    """Return a descriptor that appends at `start`; a symbolic link at that name is not followed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_APPEND if start else os.O_TRUNC)
+    return os.open(partial, flags, 0o644)
 
 
 def _range(response: http.client.HTTPResponse) -> tuple[int, int | None]:

@@ -16,6 +16,7 @@ from securesgd.data.places import missing_files, roots, verified
 from securesgd.data.registries import debian_archive, npm_archive
 from securesgd.data.unpack import unpacked
 from securesgd.errors import DamagedFileError, DataUnavailableError, InvalidInputError
+from securesgd.storage import write_whole
 
 _Contents = Iterator[tuple[StoredFile, bytes]]
 
@@ -57,7 +58,7 @@ def _bring(wanted: DataSet, missing: Sequence[StoredFile], place: Path, progress
     for origin in (*_by_hand(wanted, place), *wanted.origins):
         try:
             for file, content in _contents(origin, left, incoming, progress):
-                _write(ready / file.name, content)
+                write_whole(ready / file.name, content)
                 left = [other for other in left if other != file]
             if not left:
                 break
@@ -149,7 +150,8 @@ def _writable(places: Sequence[Path]) -> Path:
 @contextlib.contextmanager
 def _one_at_a_time(place: Path, progress: Progress | None) -> Iterator[None]:
     """Hold the lock of this data set; it ends with the process that holds it."""
-    with place.with_name(f".{place.name}.lock").open("w") as lock:
+    lock = os.open(place.with_name(f".{place.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -157,24 +159,23 @@ def _one_at_a_time(place: Path, progress: Progress | None) -> Iterator[None]:
                 progress(f"waiting for another fetch of {place.name}", 0, None)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def _emptied(incoming: Path) -> Path:
     """Return the folder for unfinished work with nothing in it but what a download can continue."""
+    if incoming.is_symlink():
+        raise InvalidInputError(f"{incoming} is a symbolic link, and what is in it would be removed; move it away")
     incoming.mkdir(exist_ok=True)
     for entry in incoming.iterdir():
-        if entry.is_dir():
+        if entry.is_symlink():
+            entry.unlink()
+        elif entry.is_dir():
             shutil.rmtree(entry)
         elif entry.suffix != ".partial":
             entry.unlink()
     return incoming
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _install(ready: Path, place: Path) -> None:

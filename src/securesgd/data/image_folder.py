@@ -2,6 +2,7 @@
 
 __all__ = ["image_folder_arrays"]
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from securesgd.data.arrays import CheckedArrays, checked_arrays
+from securesgd.data.arrays import CheckedArrays, checked_arrays, require_memory
 from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.storage import open_regular
 
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _GREY = ("1", "L")
 _COLOUR = ("RGB", "P")
+_MOST_PIXELS = 1 << 24
+"""Of one image: 4096×4096. A small file may claim far more."""
 _Labelled = list[tuple[Path, int]]
 
 
@@ -69,6 +73,10 @@ def _shared_mode(files: Sequence[Path]) -> str:
     first_size, modes = None, set()
     for path in files:
         with _opened(path) as image:
+            if image.size[0] * image.size[1] > _MOST_PIXELS:
+                raise InvalidInputError(
+                    f"{path} has {image.size[0]}×{image.size[1]} pixels; valid: at most {_MOST_PIXELS:,} in all"
+                )
             first_size = first_size or image.size
             if image.size != first_size:
                 raise InvalidInputError(
@@ -86,6 +94,9 @@ def _shared_mode(files: Sequence[Path]) -> str:
 def _pixels(labelled: _Labelled, mode: str) -> tuple[NDArray[Any], NDArray[Any]]:
     with _opened(labelled[0][0]) as image:
         width, height = image.size
+    require_memory(
+        5 * len(labelled) * height * width * len(mode), str(labelled[0][0].parents[1])
+    )  # bytes, then float32
     pixels = np.empty((len(labelled), height, width, len(mode)), np.uint8)  # one letter per channel
     for row, (path, _) in zip(pixels, labelled, strict=True):
         with _opened(path) as image:
@@ -98,6 +109,8 @@ def _pixels(labelled: _Labelled, mode: str) -> tuple[NDArray[Any], NDArray[Any]]
 
 def _opened(path: Path) -> Image.Image:
     try:
-        return Image.open(path, formats=("PNG", "JPEG"))
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is checked, and refused in words
+            return Image.open(open_regular(path), formats=("PNG", "JPEG"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DamagedFileError(f"{path} cannot be read as PNG or JPEG: {error}") from None

@@ -2,29 +2,37 @@
 
 __all__ = ["npz_arrays"]
 
+import io
+import math
 import zipfile
 import zlib
 from pathlib import Path
+from typing import IO, BinaryIO
 
 import numpy as np
 
-from securesgd.data.arrays import CheckedArrays, checked_arrays
+from securesgd.data.arrays import CheckedArrays, checked_arrays, require_memory
 from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.storage import open_regular
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
+_FREE, _RATIO = 64 << 20, 200
+"""Bytes that any file may unpack to, and beyond them how many of each byte; pictures compress by 2 to 50."""
 
 
 def npz_arrays(path: Path) -> CheckedArrays:
     """Return the checked arrays of a .npz file; `classes` in it may be their number or their names.
 
-    Guarantee: no pickle is read, so the file cannot run code.
+    Guarantee: no pickle is read, so the file cannot run code. What the headers claim is compared with the size of the
+    file and the memory of the machine before anything is unpacked.
     Raises: DamagedFileError if it cannot be read; InvalidInputError if an array is missing or not valid.
     """
+    if not path.exists():
+        raise InvalidInputError(f"{path} does not exist")
     try:
-        opened = np.load(path, allow_pickle=False)
-        if not isinstance(opened, np.lib.npyio.NpzFile):
-            raise DamagedFileError(f"{path} is not a .npz file; make one with numpy.savez")
-        with opened as archive:
+        with open_regular(path) as file:
+            _require_honest(path, file)
+            archive = np.load(file, allow_pickle=False)
             missing = [key for key in _KEYS if key not in archive]
             if missing:
                 held = ", ".join(archive.files) or "nothing"
@@ -33,9 +41,16 @@ def npz_arrays(path: Path) -> CheckedArrays:
             told = archive.get("classes")
     except InvalidInputError:
         raise
-    except FileNotFoundError:
-        raise InvalidInputError(f"{path} does not exist") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        KeyError,
+        NotImplementedError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise DamagedFileError(f"{path} cannot be read as .npz without pickle: {error}") from None
     if told is None:
         classes = None
@@ -48,3 +63,38 @@ def npz_arrays(path: Path) -> CheckedArrays:
             f"{path}: classes has shape {told.shape} of {told.dtype}; valid: a whole number, or the names as text"
         )
     return checked_arrays((x_train, y_train), (x_test, y_test), classes, str(path))
+
+
+def _require_honest(path: Path, file: BinaryIO) -> None:
+    """Pass if the arrays are as large as their headers say, and the archive does not unpack to far more than it is.
+
+    Raises: DamagedFileError, or zipfile.BadZipFile.
+    """
+    if not zipfile.is_zipfile(file):
+        raise DamagedFileError(f"{path} is not a .npz file; make one with numpy.savez")
+    size = file.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        unpacked, packed = (sum(getattr(m, kind) for m in members) for kind in ("file_size", "compress_size"))
+        if packed > size or unpacked > max(_FREE, _RATIO * size):
+            raise DamagedFileError(
+                f"{path} has {size:,} bytes and would unpack to {unpacked:,}, more than {_RATIO} times as many; if it "
+                "is meant so, save it with numpy.savez, uncompressed"
+            )
+        require_memory(unpacked, str(path))
+        for member in members:
+            with archive.open(member) as stream:
+                claimed = _claimed_bytes(stream)
+            if claimed > member.file_size:
+                raise DamagedFileError(
+                    f"{path}: {member.filename} has {member.file_size:,} bytes, its header says {claimed:,}"
+                )
+    file.seek(0)
+
+
+def _claimed_bytes(stream: IO[bytes]) -> int:
+    """Return how many bytes the header of a .npy file says that its array has. Raises: ValueError if it is none."""
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, kind = read(stream)
+    return math.prod(shape) * kind.itemsize

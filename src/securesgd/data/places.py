@@ -10,6 +10,7 @@ from typing import Literal
 
 from securesgd.data.catalog import DataSet, StoredFile
 from securesgd.errors import DamagedFileError
+from securesgd.storage import read_bytes
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,9 @@ def verified_bytes(place: Path, file: StoredFile) -> bytes:
     if size is None:
         raise DamagedFileError(f"{path} does not exist; run `securesgd data fetch {place.name}`")
     try:
-        return verified(path.read_bytes() if size == file.size else None, file, size)
+        return verified(read_bytes(path, file.size) if size == file.size else None, file, size)
     except DamagedFileError as error:
         raise DamagedFileError(f"{path}: {error}; remove it and fetch again") from None
-    except OSError as error:
-        raise DamagedFileError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def verified(content: bytes | None, file: StoredFile, size: int | None = None) -> bytes:

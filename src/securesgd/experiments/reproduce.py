@@ -2,7 +2,6 @@
 
 __all__ = ["EXPERIMENTS", "FIGURES", "PROFILES", "recorded_profile", "reproduce"]
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from securesgd.experiments import (
     redistribution,
 )
 from securesgd.experiments.grid import Cell, fill, open_cells, rows_of
-from securesgd.report.rows import write_json
+from securesgd.storage import read_json, write_json
 
 FIGURES: dict[str, Any] = {
     "fig1": fig1,
@@ -81,8 +80,8 @@ def reproduce(
 def recorded_profile(folder: Path) -> str | None:
     """Return the profile that the rows in a folder were last measured by; None if there are none, or it is not said."""
     try:
-        profile = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["profile"]
-    except (OSError, ValueError, KeyError, TypeError):
+        profile = read_json(folder / "environment.json")["profile"]
+    except (DamagedFileError, KeyError, TypeError):
         return None
     return profile if profile in PROFILES else None
 
@@ -92,8 +91,8 @@ def _require_same_version(rows: Path, record: Path) -> None:
     if not rows.exists():
         return
     try:
-        made_by = json.loads(record.read_text(encoding="utf-8"))["versions"]["securesgd"]
-    except (OSError, ValueError, KeyError, TypeError):
+        made_by = read_json(record)["versions"]["securesgd"]
+    except (DamagedFileError, KeyError, TypeError):
         raise DamagedFileError(
             f"{record} does not say which version made the rows beside it; move them away, or give another --out"
         ) from None

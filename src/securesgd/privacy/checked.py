@@ -42,11 +42,11 @@ def positive_checked(name: str, value: Any) -> float:
     return _real_checked(name, value, "a finite number > 0", lambda x: x > 0)
 
 
-def count_checked(name: str, value: Any, *, at_least: int) -> int:
-    """Return a count as an int. Raises: InvalidInputError unless it is an integer from `at_least` to 1e15."""
+def count_checked(name: str, value: Any, *, at_least: int, at_most: int = MAX_COUNT) -> int:
+    """Return a count as an int. Raises: InvalidInputError unless it is an integer from `at_least` to `at_most`."""
     number = int(value) if isinstance(value, Integral) and value is not True and value is not False else None
-    if number is None or not at_least <= number <= MAX_COUNT:
-        raise InvalidInputError(f"{name} is {_shown(value)}; valid: an integer from {at_least} to {MAX_COUNT:g}")
+    if number is None or not at_least <= number <= at_most:
+        raise InvalidInputError(f"{name} is {_shown(value)}; valid: an integer from {at_least} to {at_most:g}")
     return number
 
 
@@ -79,8 +79,13 @@ _KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {
     bool: (lambda value: isinstance(value, bool), "true or false"),
     int: (lambda value: isinstance(value, Integral) and not isinstance(value, bool), "an integer"),
     float: (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
-    str: (lambda value: isinstance(value, str), "a text"),
+    str: (lambda value: isinstance(value, str) and _is_unicode(value), "a text of Unicode characters"),
 }
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether a text can be written as UTF-8; bytes of a path that are not come as lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _real_checked(name: str, value: Any, valid: str, holds: Callable[[float], bool]) -> float:

@@ -3,12 +3,14 @@
 __all__ = ["DurableFile"]
 
 import contextlib
+import errno
 import fcntl
 import os
 from pathlib import Path
 from typing import Self
 
 from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError
+from securesgd.storage import create_draft, read_bytes, sync_folder, write_all
 
 
 class DurableFile:
@@ -34,11 +36,10 @@ class DurableFile:
         then linked; link fails if the name exists, so nothing is ever overwritten.
         Raises: InvalidInputError if the path exists or cannot be created.
         """
-        draft = path.with_name(f".{path.name}.{os.getpid()}.new")
         try:
             if os.path.lexists(path):
                 raise FileExistsError
-            descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            draft, descriptor = create_draft(path.parent, 0o644)
         except FileExistsError:
             raise _exists(path) from None
         except OSError as error:
@@ -46,11 +47,11 @@ class DurableFile:
         file = cls(path, descriptor)
         try:
             file._lock()
-            _write_all(descriptor, content)
+            write_all(descriptor, content)
             os.fsync(descriptor)
             _link_new(draft, path)
             draft.unlink(missing_ok=True)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except BaseException as error:
             file.close()
             with contextlib.suppress(OSError):
@@ -67,18 +68,20 @@ class DurableFile:
     def opened(cls, path: Path) -> tuple[Self, bytes]:
         """Return an existing file and its content; nothing is written.
 
-        Raises: DamagedFileError if it cannot be opened; PrivacyError if another process holds it.
+        Raises: DamagedFileError if it cannot be opened, or is a symbolic link, a pipe or a device;
+        PrivacyError if another process holds it.
         """
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             raise DamagedFileError(f"{path} does not exist") from None
         except OSError as error:
-            raise DamagedFileError(f"{path} cannot be opened: {error.strerror}") from None
+            reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+            raise DamagedFileError(f"{path} cannot be opened: {reason}") from None
         file = cls(path, descriptor)
         try:
             file._lock()
-            content = path.read_bytes()
+            content = read_bytes(path)
             file._size = len(content)
             file._check_unchanged()
         except BaseException:
@@ -99,7 +102,7 @@ class DurableFile:
             if at < self._size:
                 os.ftruncate(descriptor, at)
             os.lseek(descriptor, at, os.SEEK_SET)
-            _write_all(descriptor, content)
+            write_all(descriptor, content)
             os.fsync(descriptor)
         except BaseException as error:
             self._failed = True  # how much is on disk is unknown: only a fresh look at the file may go on
@@ -126,7 +129,7 @@ class DurableFile:
     def _check_unchanged(self) -> None:
         mine = os.fstat(self._usable())
         try:
-            named = self.path.stat()
+            named = self.path.lstat()
         except OSError:
             raise DamagedFileError(f"{self.path} was removed while in use") from None
         if (mine.st_dev, mine.st_ino) != (named.st_dev, named.st_ino) or mine.st_size != self._size:
@@ -139,12 +142,6 @@ class DurableFile:
             raise PrivacyError(f"{self.path} is in use by another process; two runs cannot share a ledger") from None
 
 
-def _write_all(descriptor: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
 def _link_new(draft: Path, path: Path) -> None:
     """Give the draft its name. Raises: FileExistsError if the name is taken."""
     try:
@@ -155,14 +152,6 @@ def _link_new(draft: Path, path: Path) -> None:
         if os.path.lexists(path):
             raise FileExistsError from None
         draft.rename(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _exists(path: Path) -> InvalidInputError:

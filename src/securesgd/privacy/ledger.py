@@ -36,6 +36,7 @@ from securesgd.privacy.ledger_record import Block, Header, Record, ledger_lines
 from securesgd.privacy.line_chain import Chain, sealed, verified_chain
 from securesgd.privacy.paid_steps import PaidSteps
 from securesgd.privacy.statement import NoiseScheme, PrivacyStatement, privacy_statement
+from securesgd.storage import read_bytes
 
 SAME_EPSILON = 1e-6  # relative; other processors round the FFT differently
 
@@ -260,13 +261,7 @@ def replayed_statement(path: str | Path) -> PrivacyStatement:
     Raises: DamagedFileError with line number and reason.
     """
     path = Path(path)
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise DamagedFileError(f"{path} does not exist") from None
-    except OSError as error:
-        raise DamagedFileError(f"{path} cannot be read: {error.strerror}") from None
-    _, header, records = _read(content, path)
+    _, header, records = _read(read_bytes(path), path)
     return _statement(header, [record.event for record in records])
 
 

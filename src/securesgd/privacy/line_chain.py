@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from securesgd.errors import DamagedFileError
+from securesgd.storage import parse_json
 
 _SEAL = b',"digest":"'
 
@@ -91,8 +92,8 @@ def _opened(index: int, line: bytes, previous: str, path: Path) -> tuple[dict[st
     if not seal or len(tail) != 66 or not tail.endswith(b'"}'):
         raise _damage(path, index, "is not a sealed line of a securesgd ledger")
     try:
-        body = json.loads(content + b"}", parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as error:
+        body = parse_json(content + b"}")
+    except ValueError as error:
         raise _damage(path, index, f"is not valid JSON ({error})") from None
     if not isinstance(body, dict) or body.pop("index", None) != index:
         raise _damage(path, index, f"does not have the index {index}: a line was removed, added or moved")
@@ -115,14 +116,3 @@ def _digest(previous: str, content: bytes) -> str:
 
 def _damage(path: Path, index: int, reason: str) -> DamagedFileError:
     return DamagedFileError(f"{path}, line {index + 1}: {reason}; the file was left untouched")
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return record

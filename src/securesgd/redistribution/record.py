@@ -2,7 +2,6 @@
 
 __all__ = ["Redistribution"]
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from securesgd.errors import DamagedFileError, InvalidInputError
-from securesgd.report.rows import write_json
+from securesgd.storage import read_json, write_json
 from securesgd.theory import component_std, expand_channels, validated
 
 
@@ -50,7 +49,7 @@ class Redistribution:
     def load(cls, path: Path) -> "Redistribution":
         """Return the record of a file. Raises: DamagedFileError if it is not one."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
             return cls(**content | {"shape": tuple(content["shape"]), "r": tuple(content["r"])})
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (DamagedFileError, ValueError, TypeError, KeyError) as error:
             raise DamagedFileError(f"{path} is not a redistribution record ({error})") from None

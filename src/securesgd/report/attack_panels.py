@@ -12,6 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from securesgd.report.picture import write_picture
 from securesgd.report.rows import write_rows
 from securesgd.theory.comparison import gain_rows
 
@@ -161,5 +162,4 @@ def _write(gains: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    write_picture(figure, path)

@@ -10,6 +10,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from securesgd.report.picture import write_picture
+
 # Okabe & Ito's colours, each with a marker of its own for print.
 _STYLES = {"dpsgd": ("#D55E00", "v"), "secure-sgd-agm": ("#000000", "o"), "secure-sgd": ("#0072B2", "P")}
 
@@ -48,8 +50,7 @@ def attacks_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
     panels[-1].legend(handles=lines, framealpha=1, edgecolor="none", fontsize=8)
     seeds, examples = len({row["seed"] for row in sound}), int(sound[0]["examples"])
     figure.suptitle(f"MNIST, {examples} test images, {seeds} seed{'s' if seeds > 1 else ''}", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    write_picture(figure, path)
 
 
 def _spread(group: Sequence[dict[str, Any]]) -> tuple[float, float]:

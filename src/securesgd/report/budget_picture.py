@@ -9,6 +9,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from securesgd.report.picture import write_picture
+
 # Okabe & Ito's colours, each with a marker of its own for print.
 _STYLES = {
     "dpsgd": ("#000000", "o"),
@@ -36,5 +38,4 @@ def budget_figure(rows: Sequence[dict[str, Any]], path: Path, column: str = "tes
     axes.grid(True, color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(framealpha=1, edgecolor="none", fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    write_picture(figure, path)

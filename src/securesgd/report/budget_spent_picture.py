@@ -3,14 +3,15 @@
 __all__ = ["budget_spent_figure"]
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from matplotlib.figure import Figure
 
+from securesgd.report.picture import picture_bytes, plain_text
 
-def budget_spent_figure(ledger: Sequence[dict[str, Any]], target: Path | IO[bytes]) -> bool:
-    """Draw what was paid after each block of steps; return whether there was anything to draw."""
+
+def budget_spent_figure(ledger: Sequence[dict[str, Any]]) -> bytes | None:
+    """Return a picture of what was paid after each block of steps; None if there is nothing to draw."""
     steps, spent, releases, done = [0], [0.0], [], 0
     for line in ledger:
         event, epsilon = line.get("event"), line.get("epsilon")
@@ -22,12 +23,12 @@ def budget_spent_figure(ledger: Sequence[dict[str, Any]], target: Path | IO[byte
         if "steps" not in event:
             releases.append((done, float(epsilon), str(event.get("label", event["kind"]))))
     if len(steps) < 2:
-        return False
+        return None
     figure = Figure(figsize=(6, 2.8), layout="constrained")
     axes = figure.subplots()
     axes.step(steps, spent, where="pre", color="#0072B2", linewidth=1.8)
     for step, epsilon, label in releases:
-        axes.annotate(label, (step, epsilon), fontsize=8, xytext=(8, -4), textcoords="offset points")
+        axes.annotate(plain_text(label), (step, epsilon), fontsize=8, xytext=(8, -4), textcoords="offset points")
         axes.plot([step], [epsilon], "o", color="#D55E00")
     wanted = ledger[0].get("target_epsilon")
     if wanted is not None:
@@ -36,5 +37,4 @@ def budget_spent_figure(ledger: Sequence[dict[str, Any]], target: Path | IO[byte
     axes.set(xlabel="steps", ylabel="ε paid", ylim=(0, None), xlim=(0, None))
     axes.grid(True, color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(target, dpi=160)
-    return True
+    return picture_bytes(figure)

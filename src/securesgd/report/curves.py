@@ -5,13 +5,14 @@ __all__ = ["certified_curves_figure", "compared_curves_figure", "summary_curves_
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from securesgd.report.certified import is_right
+from securesgd.report.picture import picture_bytes, plain_text, write_picture
 
 # Okabe & Ito's colours; the rule that proves nothing is dotted.
 _STYLES: dict[str, dict[str, Any]] = {
@@ -35,22 +36,21 @@ def certified_curves_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
         proven = max((row[f"radius_{rule}"] for row in mine if is_right(row) for rule in rules), default=0.0)
         axes.set(xlim=(0, 1.15 * proven or None), title=f"{len(mine)} test examples", **_labels(norm))
         _tidy(axes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    write_picture(figure, path)
 
 
-def compared_curves_figure(runs: Mapping[str, Sequence[dict[str, Any]]], to: IO[bytes]) -> None:
-    """Draw a panel per norm and a line per run from the rows of their `certificates.csv`, by the rule `tight`."""
+def compared_curves_figure(runs: Mapping[str, Sequence[dict[str, Any]]]) -> bytes:
+    """Return a picture, a panel per norm and a line per run, of the rows of their `certificates.csv`, rule tight."""
     figure, panels = _figure([row for rows in runs.values() for row in rows])
     for norm, axes in panels.items():
         for (name, rows), line in zip(runs.items(), cycle(("-", "--", "-.", ":")), strict=False):
             mine = [row for row in rows if row["norm"] == norm]
             if mine:
-                label = f"{name} ({len(mine)} examples)"
+                label = f"{plain_text(name)} ({len(mine)} examples)"
                 _staircase(axes, mine, "tight", label=label, linewidth=1.6, linestyle=line)
         axes.set(xlim=(0, None), title=f"{norm}, rule tight", **_labels(norm))
         _tidy(axes)
-    figure.savefig(to, dpi=160, format="png")
+    return picture_bytes(figure)
 
 
 def summary_curves_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -68,8 +68,7 @@ def summary_curves_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
         title = f"{int(rows[0]['examples']):,} test examples, {int(rows[0]['draws']):,} draws"
         axes.set(title=title, **_labels(norm))
         _tidy(axes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    write_picture(figure, path)
 
 
 def _figure(rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Axes]]:

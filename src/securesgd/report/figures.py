@@ -8,6 +8,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from securesgd.report.picture import write_picture
+
 # Colours that stay apart for colour-blind readers (Okabe & Ito), with a dash of their own for print.
 _LINES = {
     "classic": {"color": "#D55E00", "linestyle": "-", "label": "classic (Dwork–Roth)"},
@@ -50,5 +52,4 @@ def noise_scale_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
         arrowprops={"arrowstyle": "->", "color": "0.5"},
     )
     excess.legend(framealpha=1, edgecolor="none", fontsize=8, loc="upper right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    write_picture(figure, path)

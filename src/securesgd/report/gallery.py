@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from securesgd.report.picture import plain_text, write_picture
+
 Row = Mapping[str, Any]
 _FELL, _STANDS = "#B2182B", "#1B7837"
 
@@ -60,15 +62,14 @@ def gallery_figure(
         grid[2, column].set_title(_said(row, "", class_names), fontsize=8, color=_FELL if fell else _STANDS)
     for place, name in enumerate(("clean", f"change, ±{scale:.2g}", "attacked")):
         grid[place, 0].set_ylabel(name, fontsize=9)
-    figure.suptitle(title, fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    figure.suptitle(plain_text(title), fontsize=10)
+    write_picture(figure, path)
 
 
 def _said(row: Row, prefix: str, class_names: Sequence[str] | None) -> str:
     """Return the prediction and its proven radius, if there are certificates."""
     number = int(row[f"{prefix}prediction"])
-    name = str(number) if class_names is None else str(class_names[number])
+    name = str(number) if class_names is None else plain_text(str(class_names[number]))
     radius = row.get(f"{prefix}radius")
     if radius is None or radius == "":
         return name

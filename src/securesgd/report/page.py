@@ -3,7 +3,6 @@
 __all__ = ["report"]
 
 import base64
-import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -15,13 +14,15 @@ from typing import Any
 import jinja2
 
 from securesgd import __version__
-from securesgd.errors import InvalidInputError
+from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
 from securesgd.report.budget_spent_picture import budget_spent_figure
 from securesgd.report.certified import certified_summary, guarantee_in_words
 from securesgd.report.curves import compared_curves_figure
 from securesgd.report.run_record import RunRecord, is_noisy, read_run
+from securesgd.storage import open_regular, read_bytes, read_json, write_whole
 
 _BEGINNING = b"<!doctype html>"
+_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def report(folders: Sequence[Path], out: Path) -> list[str]:
@@ -45,10 +46,7 @@ def report(folders: Sequence[Path], out: Path) -> list[str]:
     text = environment.from_string(source).render(
         title=title, runs=runs, compared=compared, version=__version__, made=made
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(out)
+    write_whole(out, text.encode("utf-8", "backslashreplace"))
     return [f"{record.name}: {line}" for record in records for line in record.missing]
 
 
@@ -58,7 +56,11 @@ def _require_free(out: Path) -> None:
         raise InvalidInputError(
             f"{out} is a folder; give the path of a file for the report, e.g. {out / 'report.html'}"
         )
-    if out.exists() and not out.read_bytes().startswith(_BEGINNING):
+    if not out.exists():
+        return
+    with open_regular(out) as file:
+        is_report = file.read(len(_BEGINNING)) == _BEGINNING
+    if not is_report:
         raise InvalidInputError(f"{out} is there and is not a report; give another --out, or move it away")
 
 
@@ -67,9 +69,7 @@ def _compared(records: Sequence[RunRecord]) -> str | None:
     certified = {record.name: record.certificates for record in records if record.certificates}
     if len(certified) < 2:
         return None
-    picture = io.BytesIO()
-    compared_curves_figure(certified, picture)
-    return _data_uri(picture.getvalue())
+    return _data_uri(compared_curves_figure(certified))
 
 
 def _shown(record: RunRecord, number: int) -> dict[str, Any]:
@@ -95,12 +95,12 @@ def _shown(record: RunRecord, number: int) -> dict[str, Any]:
         **_part(record, "metrics.jsonl", _accuracy, {"accuracy": None, "test_images": None}),
         "certified": certified,
         **_headlines(certified, attacked),
-        "curves": _inline(record.folder / "certificates.png") if certified else None,
+        "curves": _inline(record, "certificates.png") if certified else None,
         "without_certificates": _without_certificates(record),
         "attacked": attacked,
         "suspicions": _part(record, "attacks.json", _suspicions, []) if attacked else [],
-        "gallery": _inline(record.folder / "attacks.png") if attacked else None,
-        "redistribution": _inline(record.folder / "redistribution.png"),
+        "gallery": _inline(record, "attacks.png") if attacked else None,
+        "redistribution": _inline(record, "redistribution.png"),
         "not_guaranteed": _not_guaranteed(privacy["statement"]),
         "config_text": record.config_text,
         "environment": json.dumps(record.environment, indent=2) if record.environment else None,
@@ -111,7 +111,15 @@ def _part(record: RunRecord, name: str, build: Callable[[RunRecord], Any], other
     """Return a part of the page, or `otherwise` if its file has another shape than it should: named in `missing`."""
     try:
         return build(record)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration) as error:
+    except (
+        SecureSGDError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        StopIteration,
+    ) as error:
         record.missing.append(f"{name} cannot be used: {type(error).__name__} {error}")
         return otherwise
 
@@ -146,8 +154,7 @@ def _privacy(record: RunRecord) -> dict[str, Any]:
     if statement is not None:
         epsilon = "∞" if statement["epsilon"] == "inf" else _rounded_up(statement["epsilon"])
         delta = f"{statement['delta']:g}"
-    picture = io.BytesIO()
-    drawn = bool(record.ledger) and budget_spent_figure(record.ledger, picture)
+    picture = budget_spent_figure(record.ledger) if record.ledger else None
     return {
         "statement": statement,
         "doubts": record.doubts,
@@ -160,7 +167,7 @@ def _privacy(record: RunRecord) -> dict[str, Any]:
         "adjacency": first.get("adjacency", "unknown"),
         "accountant": f"{str(first.get('accountant', 'unknown')).upper()}, {first.get('accountant_version', '')}",
         "examples": "not public" if first.get("dataset_size") is None else f"{first['dataset_size']:,}",
-        "spent": _data_uri(picture.getvalue()) if drawn else None,
+        "spent": None if picture is None else _data_uri(picture),
     }
 
 
@@ -233,7 +240,7 @@ def _checks(record: RunRecord, norm: str) -> list[str]:
     path = record.folder / f"check-{norm}.json"
     if not path.exists():
         return []
-    rules = json.loads(path.read_text(encoding="utf-8"))["rules"]
+    rules = read_json(path)["rules"]
     return [f"Rule {rule}: {found['in_words']}" for rule, found in rules.items()]
 
 
@@ -277,14 +284,22 @@ def _attacked(record: RunRecord) -> list[dict[str, Any]]:
             | {
                 "budget": f"{attack['budget']:g}",
                 "images": f"{summary['examples']:,}",
-                "clean": summary["clean_accuracy"],
-                "attacked": summary["accuracy"],
-                "certified_clean": proven.get("clean"),
-                "certified_attacked": proven.get("attacked"),
-                "sandwich": summary["sandwich"],
+                "clean": _share(summary["clean_accuracy"]),
+                "attacked": _share(summary["accuracy"]),
+                "certified_clean": _share(proven["clean"]) if "clean" in proven else None,
+                "certified_attacked": _share(proven["attacked"]) if "attacked" in proven else None,
+                "sandwich": {
+                    "holds": summary["sandwich"]["holds"] is True,
+                    "in_words": str(summary["sandwich"]["in_words"]),
+                },
             }
         )
     return sorted(shown, key=lambda row: (row["protocol"], row["norm"], float(row["budget"]), row["attack"]))
+
+
+def _share(stated: dict[str, Any]) -> dict[str, float]:
+    """Return a share and its interval as a file states them. Raises: KeyError, TypeError, ValueError if it has none."""
+    return {name: float(stated[name]) for name in ("share", "lower", "upper")}
 
 
 def _suspicions(record: RunRecord) -> list[str]:
@@ -352,8 +367,20 @@ def _rounded_up(epsilon: float) -> str:
     return f"{math.ceil(epsilon * 1e4) / 1e4:.4f}".rstrip("0").rstrip(".")
 
 
-def _inline(path: Path) -> str | None:
-    return _data_uri(path.read_bytes()) if path.exists() else None
+def _inline(record: RunRecord, name: str) -> str | None:
+    """Return a picture of the folder for the page; None if it is not there, or is no picture: named in `missing`."""
+    path = record.folder / name
+    if not path.exists():
+        return None
+    try:
+        content = read_bytes(path)
+    except DamagedFileError as error:
+        record.missing.append(f"{name} cannot be used: {error}")
+        return None
+    if not content.startswith(_PNG):
+        record.missing.append(f"{name} cannot be used: it is not a PNG picture")
+        return None
+    return _data_uri(content)
 
 
 def _data_uri(image: bytes) -> str:

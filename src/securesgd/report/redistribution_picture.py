@@ -10,6 +10,8 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from securesgd.report.picture import plain_text, write_picture
+
 _SHOWN = 8  # channels shown one by one; the rest only in the mean
 
 
@@ -29,10 +31,9 @@ def redistribution_figure(r: Sequence[float], shape: Sequence[int], title: str, 
         axes = figure.subplots()
         axes.plot(relative.ravel(), linewidth=1, color="#0072B2")
         axes.axhline(1, color="0.6", linewidth=0.8)
-        axes.set(xlabel="unit of the first layer", ylabel="noise / median", yscale="log", title=title)
+        axes.set(xlabel="unit of the first layer", ylabel="noise / median", yscale="log", title=plain_text(title))
         axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    write_picture(figure, path)
 
 
 def _maps(relative: np.ndarray, title: str) -> Figure:
@@ -60,5 +61,5 @@ def _maps(relative: np.ndarray, title: str) -> Figure:
     bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     bar.ax.yaxis.set_major_formatter("{x:g}")
     bar.ax.minorticks_off()
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(plain_text(title), fontsize=10)
     return figure

@@ -2,9 +2,7 @@
 
 __all__ = ["RunRecord", "is_noisy", "read_run"]
 
-import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ from securesgd.privacy import replayed_statement
 from securesgd.privacy.statement import PrivacyStatement
 from securesgd.report.certified import certified_summary, record_digest, require_true_radii
 from securesgd.report.rows import read_rows
+from securesgd.storage import MAX_TOML, open_regular, parse_json, read_bytes, read_json, read_toml
 
 
 @dataclass(kw_only=True)
@@ -105,21 +104,31 @@ def _part(record: RunRecord, name: str, read: Callable[[RunRecord, Path], None],
         return
     try:
         read(record, path)
-    except (SecureSGDError, OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
+    except (
+        SecureSGDError,
+        OSError,
+        ArithmeticError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        SafetensorError,
+    ) as error:
         record.missing.append(f"{name} cannot be read: {error}")
 
 
 def _config(record: RunRecord, path: Path) -> None:
-    record.config_text = path.read_text(encoding="utf-8")
-    record.config = tomllib.loads(record.config_text)
+    record.config = read_toml(path)
+    record.config_text = read_bytes(path, MAX_TOML).decode("utf-8")
 
 
 def _model(record: RunRecord, path: Path) -> None:
-    record.model = _object(path.read_text(encoding="utf-8"))
+    record.model = read_json(path)
     _part(record, "model.safetensors", _weights, "the weights are elsewhere")
 
 
 def _weights(record: RunRecord, path: Path) -> None:
+    open_regular(path).close()  # the library would wait for a pipe
     with safetensors.safe_open(path, framework="np") as file:
         released = _object((file.metadata() or {})["record"])
     index, digest = released["ledger"]
@@ -128,7 +137,7 @@ def _weights(record: RunRecord, path: Path) -> None:
 
 def _ledger(record: RunRecord, path: Path) -> None:
     replayed = replayed_statement(path)  # checks the chain of digests too
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = read_bytes(path).decode("utf-8", "replace").splitlines()
     try:
         _object(lines[-1])
     except ValueError:  # the chain is whole up to here: the machine stopped in the middle of a line
@@ -139,21 +148,21 @@ def _ledger(record: RunRecord, path: Path) -> None:
 
 
 def _metrics(record: RunRecord, path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = read_bytes(path).decode("utf-8").splitlines()
     if not lines:
         raise DamagedFileError("it is empty")
     record.metrics = _object(lines[-1])
 
 
 def _environment(record: RunRecord, path: Path) -> None:
-    record.environment = _object(path.read_text(encoding="utf-8"))
+    record.environment = read_json(path)
 
 
 def _certificates(record: RunRecord, path: Path) -> None:
     rows, beside = read_rows(path), record.folder / "certificates.json"
     if not beside.exists():
         raise DamagedFileError(f"{beside.name} is missing, which says how it was made")
-    records, kept = _object(beside.read_text(encoding="utf-8")), []
+    records, kept = read_json(beside), []
     for norm, stated in records.items():
         int(stated["settings"]["seed"])  # a run's certificates can be repeated
         digest = record_digest(stated)
@@ -175,7 +184,7 @@ def _require_one_sensitivity(path: Path, norm: str, stated: dict[str, Any]) -> N
     """Pass if the record of the certificates and that of the sensitivities, if there is one, state the same Δ."""
     if not path.exists():
         return
-    kept = _object(path.read_text(encoding="utf-8"))["norms"].get(norm)
+    kept = read_json(path)["norms"].get(norm)
     if kept is not None and not math.isclose(kept["upper"], stated["sensitivity"]["upper"], rel_tol=1e-9):
         raise DamagedFileError(
             f"certificates.json has Δ {stated['sensitivity']['upper']:g} in {norm}, {path.name} {kept['upper']:g}: one "
@@ -184,7 +193,7 @@ def _require_one_sensitivity(path: Path, norm: str, stated: dict[str, Any]) -> N
 
 
 def _attacks(record: RunRecord, path: Path) -> None:
-    attacks, rows = _object(path.read_text(encoding="utf-8")), record.folder / "attacks.csv"
+    attacks, rows = read_json(path), record.folder / "attacks.csv"
     counts = Counter(row["cell"] for row in read_rows(rows)) if rows.exists() else Counter()
     for name, cell in attacks["cells"].items():
         if counts[name] < cell.get("summary", {}).get("examples", 0):
@@ -193,7 +202,7 @@ def _attacks(record: RunRecord, path: Path) -> None:
 
 
 def _redistribution(record: RunRecord, path: Path) -> None:
-    record.way = str(_object(path.read_text(encoding="utf-8"))["way"])
+    record.way = str(read_json(path)["way"])
 
 
 def is_noisy(record: RunRecord) -> bool:
@@ -204,7 +213,7 @@ def is_noisy(record: RunRecord) -> bool:
 
 def _object(text: str) -> dict[str, Any]:
     """Return a JSON object. Raises: ValueError if it is anything else."""
-    found = json.loads(text)
-    if not isinstance(found, dict):
+    content = parse_json(text)
+    if not isinstance(content, dict):
         raise ValueError("not a JSON object")
-    return found
+    return content

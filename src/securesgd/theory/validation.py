@@ -62,10 +62,12 @@ def closed_probability(name: str, value: ArrayLike) -> Array:
     return array
 
 
-def whole_number(name: str, value: Any, minimum: int) -> int:
-    """Return `value` as an int >= minimum."""
+def whole_number(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
+    """Return `value` as an int >= minimum, and <= maximum if there is one."""
     if isinstance(value, bool) or int(value) != value or value < minimum:
         raise InvalidInputError(f"{name} must be a whole number >= {minimum}, got {value!r}")
+    if maximum is not None and value > maximum:
+        raise InvalidInputError(f"{name} is {value!r}; valid: a whole number from {minimum} to {maximum:,}")
     return int(value)
 
 

@@ -79,7 +79,11 @@ class PaidRun:
             adjacency=settings.adjacency,
             noise=_noise_scheme(question, noise) if noise else None,
         )
-        files.save(begin)
+        try:
+            files.save(begin)
+        except BaseException:
+            ledger.close()
+            raise
         return cls(files, settings, ledger, randomness, begin, interlude)
 
     @classmethod

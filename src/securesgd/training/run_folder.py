@@ -17,7 +17,8 @@ from pathlib import Path
 
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.runtime.randomness import Randomness
-from securesgd.training.checkpoint import Checkpoint, load_tensors, save_tensors, write_durably
+from securesgd.storage import is_leftover, read_json, write_whole
+from securesgd.training.checkpoint import Checkpoint, load_tensors, save_tensors
 
 
 class RunFolder:
@@ -39,7 +40,7 @@ class RunFolder:
         """Return whether there is something to resume. Raises: InvalidInputError rather than touch another's files."""
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInputError(f"{self.path} is a file; give the path of a folder")
-        occupied = self.path.exists() and any(self.path.iterdir())
+        occupied = self.path.exists() and not all(is_leftover(entry) for entry in self.path.iterdir())
         if occupied and not resume:
             raise InvalidInputError(f"{self.path} is not empty; resume it, or choose another folder")
         self.path.mkdir(parents=True, exist_ok=True)
@@ -50,14 +51,14 @@ class RunFolder:
     def write_secret(self, randomness: Randomness, data_digest: str) -> None:
         """Keep the key until training ends, readable by its owner only."""
         content = json.dumps({"key": randomness.key.hex(), "data": data_digest})
-        write_durably(self.secret, content.encode(), mode=0o600)
+        write_whole(self.secret, content.encode(), mode=0o600)
 
     def read_secret(self, data_digest: str) -> Randomness:
         """Return the key of the run. Raises: InvalidInputError if the data are not those it was started with."""
         try:
-            content = json.loads(self.secret.read_text(encoding="utf-8"))
+            content = read_json(self.secret)
             randomness, digest = Randomness(bytes.fromhex(content["key"])), content["data"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (DamagedFileError, ValueError, KeyError, TypeError):
             raise DamagedFileError(f"{self.secret} cannot be read; the run cannot be resumed") from None
         if digest != data_digest:
             # The same noise on other data would cancel in the difference of the two results.

@@ -23,6 +23,8 @@ Optimizer = Literal["sgd", "adam"]
 Schedule = Literal["constant", "cosine", "linear"]
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
+MAX_STEPS, MAX_COPIES = 10**7, 1000
+"""What would not end: ten million steps are four months at one a second, a thousand passes of each example likewise."""
 _ONLY_SPEED = {"micro_batch", "block_steps", "checkpoint_steps"}
 
 
@@ -83,8 +85,10 @@ class TrainingSettings:
             positive_checked("epsilon", self.epsilon)
         if self.noise_multiplier is not None:
             noise_multiplier_checked(self.noise_multiplier)
-        for name in ("batch_size", "steps", "copies", "block_steps", "checkpoint_steps"):
+        for name in ("batch_size", "block_steps", "checkpoint_steps"):
             count_checked(name, getattr(self, name), at_least=1)
+        count_checked("steps", self.steps, at_least=1, at_most=MAX_STEPS)
+        count_checked("copies", self.copies, at_least=1, at_most=MAX_COPIES)
         if self.sampling_rate is not None and self.population is not None:
             raise InvalidInputError("give sampling_rate or population, not both: the population sets the sampling rate")
         if self.sampling_rate is not None:
