@@ -68,19 +68,21 @@ def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
         return min(steps, key=lambda step: min(timed(step) for _ in range(4)))
 
     if contender == "ours":
+        from securesgd.runtime.grid_release import GridRelease
+        from securesgd.runtime.randomness import Randomness
         from securesgd.training.clipping import ClippingEngine
-        from securesgd.training.randomness import Randomness
 
         engine = ClippingEngine(model, max_grad_norm=MAX_GRAD_NORM)
         optimizer, randomness, turn = optimizer_of(model), Randomness.secret(), itertools.count()
+        size = sum(p.numel() for p in model.parameters())
+        release = GridRelease(sensitivity=engine.sensitivity, noise_multiplier=NOISE_MULTIPLIER, size=size)
 
         def ours() -> None:
             result = engine.clipped_sum(inputs, targets, lambda o, t: functional.cross_entropy(o, t, reduction="none"))
-            gradients = list(result.gradients.values())
-            randomness.add_noise(gradients, NOISE_MULTIPLIER * MAX_GRAD_NORM, next(turn))
-            torch._foreach_div_(gradients, batch)
-            for name, parameter in model.named_parameters():
-                parameter.grad = result.gradients[name].to(parameter.dtype)
+            noise = randomness.stream("noise", next(turn))
+            released = release.release([*result.gradients.values()], noise, divisor=batch)
+            for parameter, gradient in zip(model.parameters(), released, strict=True):
+                parameter.grad = gradient.to(parameter.dtype)
             optimizer.step()
 
         return ours

@@ -138,7 +138,7 @@ MUTATIONS = {
     "search leaves the ball": ("attacks/ball_search.py", "np.maximum(radius * (1 - 1e-6) - rounding, 0)", "np.maximum(1.4 * radius, 0)", "attacks/test_ball_search.py -k too_large"),
     "worst direction not tried": ("attacks/ball_search.py", "    if direction is not None:", "    if False:", "attacks/test_ball_search.py -k worst_direction"),
     # certificates
-    "draws of a certificate reused": ("certify/noise.py", "self._randomness.add_noise([whole], 1.0, at // BLOCK)", "self._randomness.add_noise([whole], 1.0, 0)", "certify/test_votes.py -k independent"),
+    "draws of a certificate reused": ("certify/noise.py", "spawn_key=(1, block)", "spawn_key=(1, 0)", "certify/test_votes.py"),
     "selection draws are the counted ones": ("certify/noise.py", 'f"certify {purpose} {stream}"', 'f"certify {stream}"', "certify/test_votes.py -k purpose"),
     "votes with half the noise": ("models/cut.py", "noise = self._noisy.noise.std * normals", "noise = 0.5 * self._noisy.noise.std * normals", "certify/test_votes.py -k exact"),
     "bias added with every noise": ("models/cut.py", 'linear.register_parameter("bias", None)', "pass", "certify/test_votes.py -k cut_network"),

@@ -8,7 +8,7 @@ from scipy.stats import binom
 
 from securesgd.certify import CertifySettings, certify
 from securesgd.certify.bounds import Pilot
-from securesgd.certify.noise import noise_source
+from securesgd.certify.noise import NoiseSource
 from securesgd.certify.sampling import Question, sample
 from securesgd.certify.votes import Votes
 from securesgd.models.cut import CutNetwork
@@ -64,7 +64,7 @@ def outcomes(network, x, settings, seeds):
     """(pilot's class, Sampled) of one input for each seed: independent repetitions of a certification."""
     for seed in seeds:
         votes = [
-            Votes(network, x[None], np.arange(1), source=noise_source(seed), purpose=p)
+            Votes(network, x[None], np.arange(1), source=NoiseSource.of(seed), purpose=p)
             for p in ("selection", "counted")
         ]
         first = votes[0].draw(np.arange(1), settings.selection_draws)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from securesgd.certify import CertifiedClassifier, CertifySettings, certify, smoothed_votes, verify
-from securesgd.certify.noise import NoiseStream, noise_source, stream_of
+from securesgd.certify.noise import NoiseSource, NoiseStream, stream_of
 from securesgd.certify.settings import FRESH, SEEDED
 from securesgd.models.noisy import NoisyNetwork
 
@@ -78,7 +78,7 @@ def test_somebody_who_knows_the_seed_makes_an_input_with_a_false_certificate_and
     model = NoisyNetwork(torch.nn.Sequential(layer, Product()), (2 * size,)).eval()
     stream = int(stream_of(np.array([0]))[0])
     known = torch.cat([
-        NoiseStream(noise_source(0), purpose, stream, (2 * size,), torch.float32).draws(0, draws)[:, size:]
+        NoiseStream(NoiseSource.of(0), purpose, stream, (2 * size,), torch.float32).draws(0, draws)[:, size:]
         for purpose, draws in (("selection", 32), ("counted", 100))
     ])  # fmt: skip
     made = torch.linalg.lstsq(known, torch.full((len(known), 1), 1_000.0)).solution[:, 0]

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import chi2, kstest
 from torch import nn
 
-from securesgd.certify.noise import BLOCK, NoiseStream, noise_source, stream_of
+from securesgd.certify.noise import BLOCK, NoiseSource, NoiseStream, stream_of
 from securesgd.certify.votes import Votes, draws_per_pass
 from securesgd.models.cut import CutNetwork
 from securesgd.models.networks import network
@@ -25,7 +25,7 @@ def small(place="first-layer", learned=False, seed=0):
 
 def votes(model, inputs, indices, draws, seed=0, purpose="counted", scores="votes"):
     running = Votes(
-        CutNetwork(model), inputs, np.asarray(indices), source=noise_source(seed), purpose=purpose, scores=scores
+        CutNetwork(model), inputs, np.asarray(indices), source=NoiseSource.of(seed), purpose=purpose, scores=scores
     )
     return running.draw(np.arange(len(inputs)), draws)
 
@@ -44,7 +44,7 @@ def test_an_examples_votes_do_not_depend_on_the_others(place, learned, scores):
     assert np.array_equal(votes(model, INPUTS[order], INDICES[order], 200, scores=scores), together[order])
     for i in (0, 5):
         assert np.array_equal(votes(model, INPUTS[i : i + 1], INDICES[i : i + 1], 200, scores=scores)[0], together[i])
-    staged = Votes(CutNetwork(model), INPUTS, INDICES, source=noise_source(0), purpose="counted", scores=scores)
+    staged = Votes(CutNetwork(model), INPUTS, INDICES, source=NoiseSource.of(0), purpose="counted", scores=scores)
     for until in (BLOCK, 3 * BLOCK, 200):
         staged.draw(np.arange(12), until)
     np.testing.assert_allclose(staged.totals, together, rtol=1e-12)
@@ -75,7 +75,7 @@ def test_draws_of_one_example_are_independent_normals():
     """Blocks, streams and purposes are all different numbers; each unit N(0, 1)."""
     shape = (40,)
     streams = [
-        NoiseStream(noise_source(0), purpose, stream, shape, torch.float32).draws(0, 20 * BLOCK).double().numpy()
+        NoiseStream(NoiseSource.of(0), purpose, stream, shape, torch.float32).draws(0, 20 * BLOCK).double().numpy()
         for purpose in ("selection", "counted", "recheck")
         for stream in (0, 1)
     ]
@@ -94,7 +94,7 @@ def test_draws_of_one_example_are_independent_normals():
 
 
 def test_draw_i_is_the_same_however_it_is_asked_for():
-    stream = NoiseStream(noise_source(3), "counted", 2, (5,), torch.float32)
+    stream = NoiseStream(NoiseSource.of(3), "counted", 2, (5,), torch.float32)
     whole = stream.draws(0, 100)
     assert torch.equal(whole[64:], stream.draws(64, 100))
     assert torch.equal(whole[:10], stream.draws(0, 10))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from securesgd.certify.admission import admitted, indices_of, require_same_function
 from securesgd.certify.bounds import Pilot, anytime, fixed
 from securesgd.certify.certificates import Certificates, published_whitened_sensitivity, sensitivity_of
-from securesgd.certify.noise import noise_source, stream_of
+from securesgd.certify.noise import NoiseSource, stream_of
 from securesgd.certify.sampling import Question, Sampled, sample
 from securesgd.certify.settings import CertifySettings
 from securesgd.certify.votes import Votes
@@ -27,7 +27,6 @@ from securesgd.theory import Sensitivity
 from securesgd.theory.certificates import radii_by_rule
 from securesgd.theory.validation import Array
 from securesgd.training.processes import Processes
-from securesgd.training.randomness import Randomness
 
 _UP = 1 + 1e-9  # more than certified_radius rounds down, so that an answer "yes" and its radius agree
 _FARTHEST = 1e6  # a layer of almost zero weights has almost infinite radii, around which nothing can be computed
@@ -72,7 +71,7 @@ def certify(
     bound = sensitivity_of(model, settings.norm, sensitivity)
     _require_enough_draws(settings, bound)
     reach = _largest_radius(settings, bound)
-    source = noise_source(settings.seed)
+    source = NoiseSource.of(settings.seed)
     processes = Processes()
     order = np.lexsort((chosen, stream_of(chosen)))  # neighbours share their noise
     mine = np.array_split(order, processes.count)[processes.rank]
@@ -146,7 +145,7 @@ def _certified(
     indices: NDArray[np.int64],
     question: Question,
     settings: CertifySettings,
-    source: Randomness,
+    source: NoiseSource,
     report: "_Reporter",
 ) -> tuple[Pilot, Sampled]:
     """Return what the selection draws chose for some examples, and what the counted draws prove."""

@@ -6,17 +6,18 @@ certificate needs. Since nothing depends on which examples are certified togethe
 processes, neither does any result.
 """
 
-__all__ = ["BLOCK", "NoiseStream", "noise_source", "stream_of"]
+__all__ = ["BLOCK", "NoiseSource", "NoiseStream", "stream_of"]
 
+import hashlib
+import math
 import secrets
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
-
-from securesgd.training.randomness import Randomness
 
 BLOCK = 32  # draws that are made at once
 _STREAM_BITS = 4
@@ -31,26 +32,50 @@ def stream_of(index: ArrayLike) -> NDArray[np.int64]:
     return (mixed >> np.uint64(32 - _STREAM_BITS)).astype(np.int64)
 
 
-def noise_source(seed: int | None) -> Randomness:
-    """Return what all draws of one certification come from: a seed's, or, without one, 128 bits of the system's own."""
-    return Randomness(secrets.randbits(128)) if seed is None else Randomness.from_seed(seed)
+@dataclass(frozen=True)
+class NoiseSource:
+    """What all draws of one certification come from. Repeatable by its seed; without one, 128 bits of the system's own.
+
+    Votes are no release of private data, so their normals need not be exact: they are Box and Muller's in the network's
+    type, from 32-bit uniforms (up to 6.7 standard deviations), which is three times as fast as numpy's.
+    """
+
+    key: int = field(repr=False)
+
+    @classmethod
+    def of(cls, seed: int | None) -> "NoiseSource":
+        """Return the source of a seed, or a fresh one that nobody can predict."""
+        if seed is None:
+            return cls(secrets.randbits(128))
+        return cls(int.from_bytes(hashlib.sha256(f"securesgd seed {int(seed)}".encode()).digest()[:16]))
+
+    def child(self, name: str) -> "NoiseSource":
+        """Return the source called `name`, independent of all others."""
+        return NoiseSource(int.from_bytes(hashlib.sha256(self.key.to_bytes(16) + name.encode()).digest()[:16]))
+
+    def normals(self, block: int, count: int, dtype: torch.dtype) -> Tensor:
+        """Return block `block` of independent standard normals; always the same, whatever was drawn before."""
+        place = np.random.SeedSequence(self.key, spawn_key=(1, block))
+        half = -(-count // 2)
+        raw = torch.from_numpy(np.random.SFC64(place).random_raw(half).view(np.uint32)).to(dtype)
+        radius, angle = raw[:half], raw[half:]
+        # (x + ½)·2⁻³² is never 0, and small values keep all their digits: they are the tail.
+        radius.add_(0.5).mul_(2.0**-32).log_().mul_(-2.0).clamp_(min=0.0).sqrt_()
+        angle.mul_(2 * math.pi * 2.0**-32)
+        return torch.cat([radius * angle.cos(), radius.mul_(angle.sin_())])[:count]
 
 
 class NoiseStream:
     """The draws of one stream: draw i is always the same vector of independent standard normals."""
 
     def __init__(
-        self, source: Randomness, purpose: Purpose, stream: int, shape: tuple[int, ...], dtype: torch.dtype
+        self, source: NoiseSource, purpose: Purpose, stream: int, shape: tuple[int, ...], dtype: torch.dtype
     ) -> None:
-        named = source.stream(f"certify {purpose} {stream}")
-        self._randomness, self.shape, self.dtype = Randomness(int(named, 16)), shape, dtype
+        self._source, self.shape, self.dtype = source.child(f"certify {purpose} {stream}"), shape, dtype
 
     def draws(self, start: int, stop: int) -> Tensor:
         """Return draws start..stop−1, [stop − start, *shape]. `start` must be at the beginning of a block."""
         assert start % BLOCK == 0
-        normals = torch.zeros(stop - start, *self.shape, dtype=self.dtype)
-        for at in range(start, stop, BLOCK):
-            whole = torch.zeros(BLOCK, *self.shape, dtype=self.dtype)
-            self._randomness.add_noise([whole], 1.0, at // BLOCK)
-            normals[at - start : at - start + BLOCK] = whole[: stop - at]
-        return normals
+        size = BLOCK * math.prod(self.shape)
+        blocks = [self._source.normals(at // BLOCK, size, self.dtype) for at in range(start, stop, BLOCK)]
+        return torch.cat(blocks).view(-1, *self.shape)[: stop - start] if blocks else torch.zeros(0, *self.shape)

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from securesgd.certify.admission import admitted, indices_of, require_same_function
-from securesgd.certify.noise import noise_source
+from securesgd.certify.noise import NoiseSource
 from securesgd.certify.votes import Votes
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.theory.validation import Array, whole_number
@@ -36,6 +36,6 @@ def smoothed_votes(
     assert isinstance(model, NoisyNetwork)
     require_same_function(model, inputs, 0.0)
     votes = Votes(
-        network, inputs, indices_of(indices, len(inputs), unique=False), source=noise_source(seed), purpose="recheck"
+        network, inputs, indices_of(indices, len(inputs), unique=False), source=NoiseSource.of(seed), purpose="recheck"
     )
     return votes.draw(np.arange(len(inputs)), draws)

@@ -10,11 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from securesgd.certify.noise import BLOCK, NoiseStream, Purpose, stream_of
+from securesgd.certify.noise import BLOCK, NoiseSource, NoiseStream, Purpose, stream_of
 from securesgd.models.cut import CutNetwork
 from securesgd.models.predict import Scores, tally
 from securesgd.theory.validation import Array
-from securesgd.training.randomness import Randomness
 
 _PASS_BYTES = 3 * 2**19  # of the layer's output: what stays in the cache of one core
 _MOST_DRAWS = 512
@@ -39,7 +38,7 @@ class Votes:
         inputs: Tensor,
         indices: NDArray[np.int64],
         *,
-        source: Randomness,
+        source: NoiseSource,
         purpose: Purpose,
         scores: Scores = "votes",
     ) -> None:
