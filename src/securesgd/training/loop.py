@@ -142,6 +142,8 @@ def train(
                         seconds=now,
                     )
                 )
+            if state.step % settings.checkpoint_steps == 0 or state.step == settings.steps:
+                state.require_finite()
             if state.step % settings.checkpoint_steps == 0 and state.step < settings.steps:
                 processes.on_first(lambda: run.save(state.tensors(), state.step))  # type: ignore[union-attr]
         state.use_average()

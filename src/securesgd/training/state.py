@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from securesgd.errors import DamagedFileError
+from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.training.averaging import WeightAverage
 from securesgd.training.settings import TrainingSettings
 
@@ -40,6 +40,18 @@ class TrainingState:
         if self.average is not None:
             self.average.update(dict(self.trainable), self.step)
         self.step += 1
+
+    def require_finite(self) -> None:
+        """Pass if all weights are finite: others have no gradient, and every further step would be noise alone.
+
+        This looks at released weights only, so that it tells nothing new about the data.
+        Raises: InvalidInputError with the step and the learning rate.
+        """
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in self.trainable.values()):
+            raise InvalidInputError(
+                f"the weights are not finite after step {self.step}; learning_rate {self.settings.learning_rate:g} is "
+                "too large for this model, start a new run with a smaller one"
+            )
 
     def use_average(self) -> None:
         """Put the averaged weights into the model, if an average is kept."""
