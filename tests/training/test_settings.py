@@ -47,6 +47,7 @@ def test_every_setting_that_changes_a_released_number_changes_the_fingerprint():
         ({"steps": 2.5}, "steps is 2.5"),
         ({"max_grad_norm": float("nan")}, "max_grad_norm is nan"),
         ({"learning_rate": 0}, "learning_rate is 0"),
+        ({"learning_rate": 1e40}, "learning_rate is 1e"),
         ({"momentum": 1.0}, "momentum is 1.0"),
         ({"ema_decay": -0.1}, "ema_decay is -0.1"),
         ({"optimizer": "agd"}, "did you mean 'sgd'"),

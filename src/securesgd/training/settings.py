@@ -25,6 +25,7 @@ OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 MAX_STEPS, MAX_COPIES = 10**7, 1000
 """What would not end: ten million steps are four months at one a second, a thousand passes of each example likewise."""
+LARGEST = 1e30  # of a rate or a norm: single precision ends at 3.4e38
 _ONLY_SPEED = {"micro_batch", "block_steps", "checkpoint_steps"}
 
 
@@ -99,7 +100,8 @@ class TrainingSettings:
             count_checked("micro_batch", self.micro_batch, at_least=1)
         count_checked("warmup_steps", self.warmup_steps, at_least=0)
         for name in ("max_grad_norm", "learning_rate"):
-            positive_checked(name, getattr(self, name))
+            if positive_checked(name, getattr(self, name)) > LARGEST:
+                raise InvalidInputError(f"{name} is {getattr(self, name)!r}; valid: a number > 0, up to {LARGEST:g}")
         for name in ("momentum", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} is {getattr(self, name)!r}; valid: a number with 0 <= {name} < 1")
