@@ -142,9 +142,9 @@ RECHECKED, DOUBTED = "Rechecked: replaying the ledger", "Do not believe this fig
 @pytest.mark.parametrize(
     ("file", "change", "doubt"),
     [
-        ("model.json", lambda text: re.sub(r'"epsilon": [\d.]+', '"epsilon": 0.5', text), "does not give this figure"),
+        ("model.json", lambda text: text.replace('"epsilon": "inf"', '"epsilon": 0.5'), "does not give this figure"),
         ("model.json", lambda text: text.replace('"delta": 0.0001', '"delta": 1e-09'), "does not give this figure"),
-        ("model.json", lambda text: text.replace('"in_words": "(', '"in_words": "(0'), "in other words"),
+        ("model.json", lambda text: text.replace('"in_words": "D', '"in_words": "Strong d'), "in other words"),
         ("ledger.jsonl", lambda text: "".join(text.splitlines(True)[:1]), "were cut off"),
         ("ledger.jsonl", lambda text: "".join(text.splitlines(True)[:-1]), "were cut off"),
         ("ledger.jsonl", lambda text: text.replace('"noise_multiplier":', '"noise_multiplier":9', 1), "nothing backs"),

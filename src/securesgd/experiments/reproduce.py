@@ -59,9 +59,9 @@ def reproduce(
     """Measure what is missing in `folder/rows.csv`, draw the figure from it, and return the files.
 
     Only rows of the profile's own cells are drawn; a larger profile adds to the same table. With `only_draw` nothing is
-    measured: the figure is of the rows there are.
-    Raises: InvalidInputError if there are no rows to draw; DamagedFileError for results of another version: what
-    changed in between could be what the rows measure.
+    measured: the figure is of the rows there are, whatever version made them.
+    Raises: InvalidInputError if there are no rows to draw; DamagedFileError if rows are to be added to those of another
+    version: what changed in between could be what the rows measure.
     """
     experiment = EXPERIMENTS[name]
     rows, picture, record = folder / "rows.csv", folder / "figure.png", folder / "environment.json"
