@@ -164,8 +164,8 @@ class HeterogeneousGaussianMechanism:
         if not 1e-200 <= self.std.min() <= self.std.max() <= 1e200:
             # The inverse of a finer grid is infinite, and 0 · inf would tell zeros from other answers.
             raise InvalidInputError(
-                f"the noise has a standard deviation of {self.std.min():.3g} to {self.std.max():.3g}; valid: 1e-200 to 1e200; "
-                "measure the answer in another unit"
+                f"the noise has a standard deviation of {self.std.min():.3g} to {self.std.max():.3g}; "
+                "valid: 1e-200 to 1e200; measure the answer in another unit"
             )
         grid = 2.0 ** (np.floor(np.log2(self.std)) - digits)
         wider = 1 + self.sigma / self.sensitivity * math.sqrt(grid.size) * 2.0**-digits

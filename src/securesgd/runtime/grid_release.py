@@ -46,7 +46,9 @@ class GridRelease:
     def __post_init__(self) -> None:
         if not SENSITIVITIES[0] <= self.sensitivity <= SENSITIVITIES[1]:
             low, high = SENSITIVITIES
-            raise InvalidInputError(f"sensitivity is {self.sensitivity!r}; valid: a number from {low:.3g} to {high:.3g}")
+            raise InvalidInputError(
+                f"sensitivity is {self.sensitivity!r}; valid: a number from {low:.3g} to {high:.3g}"
+            )
         if not 0 < self.scale <= LARGEST_SCALE:
             most = LARGEST_SCALE / 2 ** (FINENESS + 1 + self._digits)
             raise InvalidInputError(
