@@ -50,7 +50,8 @@ MUTATIONS = {
     "what is not finite enters the sum": ("training/clipping.py", "return torch.where(squares.isfinite() & losses.isfinite(), factors, 0.0)", "return factors", "training/test_clipping_rounding.py -k sensitivity"),
     "zero times NaN enters the sum": ("training/gradients/forms.py", "        if len(zero):  # 0 · NaN is NaN\n            flat[:, zero] = 0\n", "", "training/test_clipping_rounding.py -k sensitivity"),
     "what is not finite is an error": ("training/clipping.py", "        skipped = ~(square.isfinite() & value.isfinite())\n", "        skipped = ~(square.isfinite() & value.isfinite())\n        if skipped.any():\n            raise InvalidInputError('an example is not finite')\n", "training/test_loop.py -k no_record"),
-    "one odd row sends all examples the slow way": ("training/gradients/generic.py", "if 2 * int(wrong.sum()) > len(wrong):", "if bool(wrong.any()):", "training/test_clipping_rounding.py -k odd_row"),
+    "one odd row sends all examples the slow way": ("training/gradients/generic.py", "if call.made_up and 2 * int(wrong.sum()) > len(wrong):", "if bool(wrong.any()):", "training/test_clipping_rounding.py -k odd_row"),
+    "a majority of the data decides how a layer is run": ("training/gradients/generic.py", "if call.made_up and 2 *", "if 2 *", "hostile/test_privacy.py -k majority"),
     "labels not checked": ("training/examples.py", "    outside = ((values < 0) | (values >= count)).reshape(len(values), -1)\n", "    outside = torch.zeros(len(values), 1, dtype=torch.bool)\n", "training/test_loop.py -k outside"),
     "score of an example that is not finite": ("redistribution/gradient_scores.py", "return torch.where(finite, scores, 0.0)", "return scores", "redistribution/test_redistribution.py -k finite"),
     # examples that mix, hooks

@@ -94,7 +94,7 @@ class HeterogeneousGaussianMechanism:
         """Return the mechanism for a query whose whole vector moves by at most `l2`: the quietest component decides."""
         vector = validated(r)
         whitened = float(positive("l2", l2)) / float(np.sqrt(vector.size * vector.min())) * (1 + 1e-12)
-        words = f"any two data sets whose answers differ by at most {float(l2):g} in l2 norm"
+        words = f"any two data sets whose answers differ by at most {float(l2)!r} in l2 norm"
         return cls(sensitivity=whitened, r=vector, neighbours=words, **guarantee)
 
     @classmethod
@@ -111,7 +111,7 @@ class HeterogeneousGaussianMechanism:
         layer = as_linear_map(query)
         vector = np.full(layer.output_size, 1 / layer.output_size) if r is None else validated(r, layer.output_size)
         whitened = sensitivity(layer, norm, vector).upper * float(positive("distance", distance))
-        words = f"any two inputs at most {distance:g} apart in {norm} norm"
+        words = f"any two inputs at most {float(distance)!r} apart in {norm} norm"
         return cls(sensitivity=whitened, r=vector, neighbours=words, **guarantee)
 
     @cached_property
@@ -161,6 +161,12 @@ class HeterogeneousGaussianMechanism:
         from securesgd.runtime.rounded_gaussian import LARGEST_SCALE, rounded_gaussian
 
         digits = math.log2(LARGEST_SCALE) - 2
+        if not 1e-200 <= self.std.min() <= self.std.max() <= 1e200:
+            # The inverse of a finer grid is infinite, and 0 · inf would tell zeros from other answers.
+            raise InvalidInputError(
+                f"the noise has a standard deviation of {self.std.min():.3g} to {self.std.max():.3g}; "
+                "valid: 1e-200 to 1e200; measure the answer in another unit"
+            )
         grid = 2.0 ** (np.floor(np.log2(self.std)) - digits)
         wider = 1 + self.sigma / self.sensitivity * math.sqrt(grid.size) * 2.0**-digits
         std = self.std * (wider * (1 + 1e-12))

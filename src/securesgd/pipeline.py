@@ -346,6 +346,10 @@ def saved_config(folder: Path) -> RunConfig:
 
 
 def _model_record(config: RunConfig, data: LoadedData, folder: Path) -> dict[str, object]:
+    """Return what `model.json` says of network and data, without a number of examples that is not public."""
+    source = data.source
+    if config.training.adjacency == "add-or-remove-one":
+        source = source | {"sizes": {"test": source["sizes"]["test"]}}
     return {
         "format": _FORMAT,
         "config_sha256": _digest(folder / "config.toml"),
@@ -354,7 +358,7 @@ def _model_record(config: RunConfig, data: LoadedData, folder: Path) -> dict[str
         "input_shape": list(data.input_shape),
         "classes": data.classes,
         "class_names": list(data.class_names),
-        "data": data.source,
+        "data": source,
     }
 
 

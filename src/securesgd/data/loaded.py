@@ -22,7 +22,8 @@ class LoadedData:
     holdout_*   taken out of the training examples for validation, None if none was asked for; whatever is chosen by
                 looking at them is not covered by the privacy of the training run
     source      what a run folder records: name, how it was split, the seed of the holdout, and the sizes. Nothing in
-                it but the sizes depends on the examples, so it can be published beside a private model
+                it but the sizes depends on the examples, so it can be published beside a private model; where the
+                claim is add-or-remove-one, without those of training and holdout
     """
 
     name: str

@@ -139,8 +139,8 @@ def _subtitle(config: dict[str, Any], model: dict[str, Any]) -> str:
     training = config.get("training", {})
     sizes = model.get("data", {}).get("sizes", {})
     parts = [f"Network {config.get('network', 'unknown')}"]
-    if sizes:
-        parts.append(f"trained on {sizes.get('train', 0):,} examples")
+    if "train" in sizes:  # it is not told where it is not public
+        parts.append(f"trained on {sizes['train']:,} examples")
     if training:
         parts.append(f"{training.get('steps', 0):,} steps of expected batch {training.get('batch_size', 0):,}")
     return ", ".join(parts) + "."

@@ -25,6 +25,8 @@ from securesgd.runtime.rounded_gaussian import LARGEST_SCALE, rounded_gaussian
 
 FINENESS = 9
 """grid·√size <= 2⁻⁹ of the sensitivity: rounding costs at most 0.2 % more noise."""
+SENSITIVITIES = (2.0**-800, 2.0**800)
+"""Far enough from the ends of float64 for a grid, its inverse and all products with them to be normal numbers."""
 _UP = 1 + 2.0**-48  # covers the rounding of a handful of float64 operations
 
 
@@ -42,8 +44,11 @@ class GridRelease:
     size: int
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.sensitivity) and self.sensitivity > 0):
-            raise InvalidInputError(f"sensitivity is {self.sensitivity!r}; valid: a finite number > 0")
+        if not SENSITIVITIES[0] <= self.sensitivity <= SENSITIVITIES[1]:
+            low, high = SENSITIVITIES
+            raise InvalidInputError(
+                f"sensitivity is {self.sensitivity!r}; valid: a number from {low:.3g} to {high:.3g}"
+            )
         if not 0 < self.scale <= LARGEST_SCALE:
             most = LARGEST_SCALE / 2 ** (FINENESS + 1 + self._digits)
             raise InvalidInputError(
@@ -94,8 +99,9 @@ class GridRelease:
 
 
 def to_grid_(values: Tensor, grid: float | Tensor) -> Tensor:
-    """Replace `values` by the integers round(values / grid), for a grid of powers of two: exact in any float type.
+    """Return the integers round(values / grid) in float64, for a grid of powers of two; float64 `values` are used up.
 
+    In float64, since a shorter type has no room for the inverse of a fine grid: 0 · inf would tell zeros from others.
     Integers beyond 2⁵³ are as good: float64 addition of the noise is then the *rounded* exact sum, a function of it.
     """
-    return values.mul_(1 / grid).round_()
+    return values.double().mul_(1 / grid).round_()

@@ -30,6 +30,7 @@ class Bookkeeping:
     examples: int
     copies: int
     scratch: defaultdict[str, Scratch]  # by unit; outlives the pass
+    made_up: bool = False  # the rows are no data
     used: list[Call] = field(default_factory=list)
     _recorder: Recorder | None = None
     _uses: Counter[str] = field(default_factory=Counter)
@@ -167,6 +168,7 @@ class Bookkeeping:
             wanted=frozenset(names),
             keep=keep,
             scratch=self.scratch[call.unit.name],
+            made_up=self.made_up,
         )
         try:
             gradients = call.unit.rule(seen)

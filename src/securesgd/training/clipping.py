@@ -32,6 +32,7 @@ from securesgd.errors import InvalidInputError
 from securesgd.training.admission import check_model
 from securesgd.training.bookkeeping import Bookkeeping
 from securesgd.training.gradients.forms import MOST_EXAMPLES, Scratch, Unfit, rounding_slack
+from securesgd.training.gradients.generic import generic_gradients
 from securesgd.training.one_by_one import one_by_one
 from securesgd.training.random_state import BufferState, RandomState
 from securesgd.training.recording import require_no_hooks, units_of
@@ -40,6 +41,7 @@ from securesgd.training.separation import Evidence, Passes, check_separation, is
 Loss = Callable[[Tensor, Tensor], Tensor]
 Parameters = dict[str, nn.Parameter]
 SMALLEST_NORM = 1e-10
+LARGEST_NORM = 1e30  # so that no sum of clipped gradients overflows
 Sums = tuple[dict[str, Tensor], Tensor, Tensor]
 T = TypeVar("T")
 
@@ -87,13 +89,15 @@ class ClippingEngine:
     they do not tell the size of the batch.
 
     Raises:
-        InvalidInputError: the model has a layer that mixes examples, or `max_grad_norm` is not a positive number.
+        InvalidInputError: the model has a layer that mixes examples, or `max_grad_norm` is not from 1e-10 to 1e30.
     """
 
     def __init__(self, model: nn.Module, max_grad_norm: float) -> None:
-        if not (math.isfinite(max_grad_norm) and max_grad_norm >= SMALLEST_NORM):
+        if not SMALLEST_NORM <= max_grad_norm <= LARGEST_NORM:
             # Squares below 2^-126 vanish in single precision, and what is not measured is not clipped: rounding_slack.
-            raise InvalidInputError(f"max_grad_norm is {max_grad_norm}: it must be finite and >= {SMALLEST_NORM:g}")
+            raise InvalidInputError(
+                f"max_grad_norm is {max_grad_norm}: it must be a number from {SMALLEST_NORM:g} to {LARGEST_NORM:g}"
+            )
         check_model(model)
         self.model = model
         self.max_grad_norm = float(max_grad_norm)
@@ -102,6 +106,7 @@ class ClippingEngine:
         self._separate: set[str] = set()  # units whose rows were seen to belong to the examples
         self._calls = 0
         self._checked_call = 0  # the last call in which the examples were seen to be separate
+        self._tried = False  # the fast path was seen to be right, on made-up examples
         self._channels_last = True
         self._scratch: defaultdict[str, Scratch] = defaultdict(Scratch)
 
@@ -236,6 +241,7 @@ class ClippingEngine:
                 twin._fast(parameters, inputs, targets, loss, copies, evidence)
         finally:
             before.restore()
+        self._tried = True
 
     def _with_images_as_needed(self, action: Callable[[], T]) -> T:
         """Return what `action` returns; once more with contiguous images if the model calls .view on one."""
@@ -304,7 +310,7 @@ class ClippingEngine:
         if not self._separate and rows.is_floating_point():
             rows = rows.detach().requires_grad_()  # so that the first pass sees examples mixed before any layer
         trainable = {id(p): name for name, p in parameters.items()}
-        book = Bookkeeping(units, trainable, len(inputs), copies, self._scratch)
+        book = Bookkeeping(units, trainable, len(inputs), copies, self._scratch, made_up=evidence is not None)
         try:
             return self._booked(book, parameters, rows, wanted, loss, evidence)
         finally:
@@ -331,6 +337,8 @@ class ClippingEngine:
                 if self.slow_reason is not None:
                     raise Unfit(self.slow_reason)
             self._separate |= names
+        if evidence is None and not self._tried and any(call.unit.rule is generic_gradients for call in book.used):
+            raise Unfit("a layer without a rule of its own could not be tried on made-up examples")
         squares = book.squared_norms(values, rows)
         if evidence is not None:
             book.check_sums(evidence.weights, evidence.gradients, squares)

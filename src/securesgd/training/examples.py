@@ -4,6 +4,7 @@ __all__ = ["Examples", "check_examples", "data_digest", "examples_of"]
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from securesgd.errors import InvalidInputError
-from securesgd.training.random_state import RandomState
+from securesgd.training.random_state import BufferState, RandomState
 
 _READ_BATCH = 1000
+_RUN_BATCH = 100  # through the model at once
 
 
 class Examples(Protocol):
@@ -64,6 +66,10 @@ class DatasetExamples:
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         chosen = [self.dataset[int(i)] for i in indices] or [self.dataset[0]]
+        kinds = [[_kind(part) for part in example] for example in chosen]
+        for i, kind in zip(indices, kinds, strict=False):
+            if kind != kinds[0]:  # stacked, one float64 among float32 would change the type of all
+                raise _other_kind(int(i), kind, kinds[0])
         inputs, targets = default_collate(chosen)
         count = len(indices)
         return inputs[:count], targets[:count]
@@ -83,10 +89,11 @@ def examples_of(data: "Dataset[Any] | tuple[Tensor, Tensor]") -> Examples:
 
 
 def check_examples(examples: Examples, model: nn.Module, *, labelled: bool) -> None:
-    """Return if every label and token is within the bounds that the model sets, whatever the data are.
+    """Return if all examples are of one shape and type, and labels and tokens within the bounds that the model sets.
 
     Labels (if `labelled`: they are classes for the cross-entropy) are whole numbers from 0 to the width of the model's
-    output less 1; inputs that are whole numbers are tokens below the size of the model's largest embedding.
+    output less 1. Inputs that are whole numbers are tokens below the size of the model's largest embedding; which of
+    its tables they go to is for the model to know, so it is run on all of them.
 
     The outcome depends on the data and is no release: the check belongs before the run, in the hands of whoever holds
     the data, with nothing written yet. In the run, an index that fits nothing would be an error that tells of a record.
@@ -96,7 +103,12 @@ def check_examples(examples: Examples, model: nn.Module, *, labelled: bool) -> N
     """
     vocabulary = max((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=None)
     classes = _output_width(model, examples) if labelled else None
+    first: list[tuple[Any, ...]] | None = None
     for start, inputs, targets in _read_all(examples):
+        kind = [(part.dtype, *part.shape[1:]) for part in (inputs, targets)]
+        first = first or kind
+        if kind != first:
+            raise _other_kind(start, kind, first)
         if classes is not None:
             if not targets.is_floating_point():
                 _require_range(targets, "label", classes, start)
@@ -106,6 +118,31 @@ def check_examples(examples: Examples, model: nn.Module, *, labelled: bool) -> N
                 )
         if vocabulary is not None and not inputs.is_floating_point():
             _require_range(inputs, "token", vocabulary, start)
+        if not inputs.is_floating_point():
+            _require_taken(model, inputs, start)
+
+
+def _kind(part: Any) -> tuple[Any, ...]:
+    """Return what examples must have in common to be stacked without a change of shape or type."""
+    return type(part), *(getattr(part, name, None) for name in ("shape", "dtype"))
+
+
+def _other_kind(example: int, kind: Any, first: Any) -> InvalidInputError:
+    return InvalidInputError(f"example {example} is {kind}, others are {first}: all must have one shape and type")
+
+
+def _require_taken(model: nn.Module, tokens: Tensor, start: int) -> None:
+    """Return if the model has an output for all of these. A token that some table of it lacks is an error."""
+    device = next(model.parameters()).device
+    for at in range(0, len(tokens), _RUN_BATCH):
+        piece = tokens[at : at + _RUN_BATCH].to(device)
+        try:
+            with _evaluated(model):
+                model(piece)
+        except (IndexError, RuntimeError) as error:
+            raise InvalidInputError(
+                f"the model does not take examples {start + at} to {start + at + len(piece) - 1}: {error}"
+            ) from error
 
 
 def _require_range(values: Tensor, what: str, count: int, start: int) -> None:
@@ -120,17 +157,27 @@ def _output_width(model: nn.Module, examples: Examples) -> int:
     """Return the number of classes the model tells apart, from its output for an input of zeros."""
     parameter = next(model.parameters())
     inputs, _ = examples.batch(np.arange(1))
-    modes, random = [(module, module.training) for module in model.modules()], RandomState.of(model)
-    try:
-        with torch.no_grad():
-            outputs: Tensor = model.eval()(torch.zeros_like(inputs, device=parameter.device))
-    finally:
-        random.restore()
-        for module, training in modes:
-            module.training = training
+    with _evaluated(model):
+        outputs: Tensor = model(torch.zeros_like(inputs, device=parameter.device))
     if outputs.dim() < 2:
         raise InvalidInputError(f"the model's output has shape {list(outputs.shape)}: it must be [batch, classes]")
     return outputs.shape[1]
+
+
+@contextmanager
+def _evaluated(model: nn.Module) -> Iterator[None]:
+    """Put the model in eval mode without gradients; afterwards its modes, buffers and generators are as before."""
+    modes = [(module, module.training) for module in model.modules()]
+    random, buffers = RandomState.of(model), BufferState.of(model)
+    try:
+        with torch.no_grad():
+            model.eval()
+            yield
+    finally:
+        random.restore()
+        buffers.restore()
+        for module, training in modes:
+            module.training = training
 
 
 def _read_all(examples: Examples) -> Iterator[tuple[int, Tensor, Tensor]]:

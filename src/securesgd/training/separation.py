@@ -396,16 +396,22 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _gap(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference relative to the largest value of `a`; NaN and inf differ from all others."""
-    if torch.equal(a, b):
+    """Return the largest difference relative to the largest finite value of `a`; NaN and inf differ from all others."""
+    differs = (a != b) & ~(a.isnan() & b.isnan())
+    if not differs.any():
         return 0.0
-    gap = (a.double() - b.double()).abs().max() / a.double().abs().max()
-    return float(gap.nan_to_num(nan=float("inf")))
+    moved = float((a.double() - b.double())[differs].abs().max())
+    size = max(a[a.isfinite()].double().abs().tolist(), default=0.0)
+    return moved / size if size > 0 and moved == moved else float("inf")
 
 
 def _gradient_gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """Return the norm of the difference relative to that of `a`; 0 if `a` is not finite, which its clipping refuses."""
-    if not all(bool(g.isfinite().all()) for g in a.values()):
+    """Return the norm of the difference relative to that of `a`; 0 if one of them is not finite.
+
+    A replaced row has the weight 0, and the same example may overflow there under other random numbers: 0 · inf is NaN
+    in the gradient of the others. That is no mixing, and no record may pass for it.
+    """
+    if not all(bool(g.isfinite().all()) for g in (*a.values(), *b.values())):
         return 0.0
     square = sum(float(g.double().square().sum()) for g in a.values())
     names = a.keys() | b.keys()

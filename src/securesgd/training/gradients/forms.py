@@ -279,6 +279,7 @@ class LayerCall:
     wanted: frozenset[str]  # the layer's own names of its trainable parameters
     keep: frozenset[str]  # those whose gradients are added to another call's and so must be kept
     scratch: Scratch
+    made_up: bool = False  # the rows are no data: only then may their values decide how the model is run
 
     @property
     def input(self) -> Tensor:
