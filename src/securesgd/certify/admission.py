@@ -11,6 +11,7 @@ from securesgd.errors import InvalidInputError
 from securesgd.models.cut import CutNetwork
 from securesgd.models.noisy import NoisyNetwork, require_sound
 from securesgd.models.only_path import require_same_everywhere, require_steady
+from securesgd.runtime.precision import require_full_precision
 
 _PROBES = 16
 
@@ -93,25 +94,7 @@ def _require_precision(model: NoisyNetwork) -> None:
     for name, parameter in model.noisy.named_parameters():
         if parameter.dtype != kind:
             raise InvalidInputError(f"{name} of the noisy layer is of type {parameter.dtype}, its noise of type {kind}")
-    device = model.noisy.noise.std.device.type
-    if torch.is_autocast_enabled(device):
-        raise InvalidInputError("autocast is on, which computes in half precision; certify outside of it")
-    backends = torch.backends
-    lowered = {
-        f"torch.get_float32_matmul_precision() is {torch.get_float32_matmul_precision()!r}": (
-            torch.get_float32_matmul_precision() != "highest"
-        ),
-        "torch.backends.mkldnn.conv.fp32_precision is lowered": _is_lowered(backends.mkldnn, "conv"),
-        "torch.backends.mkldnn.matmul.fp32_precision is lowered": _is_lowered(backends.mkldnn, "matmul"),
-        "torch.backends.cudnn.allow_tf32 is on": device == "cuda" and backends.cudnn.allow_tf32,
-    }
-    for words, is_so in lowered.items():
-        if is_so:
-            raise InvalidInputError(f"{words}: single precision would not be it; set it to the highest precision")
-
-
-def _is_lowered(backend: object, operation: str) -> bool:
-    return getattr(getattr(backend, operation, None), "fp32_precision", "none") in ("bf16", "tf32")
+    require_full_precision(model.noisy.noise.std.device.type)
 
 
 def _require_inputs(inputs: Tensor, shape: tuple[int, ...], input_range: tuple[float, float] | None) -> None:

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from securesgd.errors import InvalidInputError
+from securesgd.runtime.precision import require_full_precision
 from securesgd.training.admission import check_model
 from securesgd.training.bookkeeping import Bookkeeping
 from securesgd.training.gradients.forms import MOST_EXAMPLES, Scratch, Unfit, rounding_slack
@@ -175,13 +176,7 @@ class ClippingEngine:
             raise InvalidInputError(f"copies is {copies}: it must be at least 1")
         if micro_batch is not None and micro_batch < 1:
             raise InvalidInputError(f"micro_batch is {micro_batch}: it must be at least 1, or None")
-        if torch.is_autocast_enabled(inputs.device.type):
-            raise InvalidInputError("autocast is on: norms in a shorter type are too inexact; run outside autocast")
-        if torch.get_float32_matmul_precision() != "highest":
-            raise InvalidInputError(
-                f"float32_matmul_precision is {torch.get_float32_matmul_precision()!r}: products in a shorter type are "
-                "too inexact to bound a gradient; it must be 'highest'"
-            )
+        require_full_precision(inputs.device.type)
 
     def _clip_factors(self, squares: Tensor, losses: Tensor) -> Tensor:
         """Return min(1, C / norm) for each squared norm, float64; 0 where norm or loss is not finite."""

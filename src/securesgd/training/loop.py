@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
+from securesgd.errors import InvalidInputError
 from securesgd.privacy import Ledger, PrivacyStatement
 from securesgd.runtime.grid_release import GridRelease
 from securesgd.runtime.randomness import Randomness
 from securesgd.training.checkpoint import Checkpoint, load_tensors
 from securesgd.training.clipping import ClippingEngine, Loss
 from securesgd.training.examples import Examples, check_examples, data_digest, examples_of
+from securesgd.training.gradients.forms import MOST_EXAMPLES
 from securesgd.training.interlude import Interlude
 from securesgd.training.paid_run import PaidRun
 from securesgd.training.plain import plain_sum
@@ -96,7 +98,8 @@ def train(
     """
     started = time.perf_counter()
     processes, files, examples = Processes(), RunFolder(folder), examples_of(data)
-    settings.rate(len(examples))  # refuses a batch larger than the data before anything is written
+    if settings.rate(len(examples)) * len(examples) > MOST_EXAMPLES / 2:  # no sample will ever be twice as large
+        raise InvalidInputError(f"batch_size is {settings.batch_size}; valid: at most {MOST_EXAMPLES // 2}")
     engine, state = ClippingEngine(model, settings.max_grad_norm), TrainingState(model, settings)
     check_examples(examples, model, labelled=loss is per_example_cross_entropy)
     resuming, finished = processes.on_first(lambda: (files.claim(resume), files.finished))
