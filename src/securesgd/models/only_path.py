@@ -79,7 +79,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunction():
             self._storages.add(tensor.untyped_storage()._cdata)
             if self.guards:  # torch's own kernels do not ask for the address to read
-                torch._C._set_throw_on_mutable_data_ptr(tensor)  # type: ignore[attr-defined]
+                torch._C._set_throw_on_mutable_data_ptr(tensor)
         self._alive.append(tensor)
 
     def knows(self, tensor: Tensor) -> bool:
