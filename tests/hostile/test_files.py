@@ -1,16 +1,21 @@
 """Run folders that somebody rewrote: what a report and a certification believe without a word."""
 
+import contextlib
 import csv
 import json
+import math
 
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from securesgd.errors import SecureSGDError
+from securesgd.privacy.calibration import calibrated_noise_multiplier
 from securesgd.report.certified import certified_summary, record_digest
 from securesgd.report.rows import read_rows
 from securesgd.report.run_record import read_run
 from securesgd.theory.certificates import ALL_RULES, radii_by_rule
+from tests.command_line import run_here
 
 
 def table(folder):
@@ -89,3 +94,23 @@ def test_a_record_that_does_not_say_whose_it_is_is_remarked(name, copied_run):
         del part["model_file"]
     (copied_run / name).write_text(json.dumps(record))
     assert any(name in line and "weights" in line for line in read_run(copied_run).missing)
+
+
+@pytest.mark.parametrize(
+    ("setting", "code"), [("training.learning_rate=1e308", 2), ("training.delta=1e-320", 0)], ids=["rate", "delta"]
+)
+def test_a_number_near_the_end_of_its_type_is_no_traceback(setting, code, tmp_path):
+    """A learning rate that single precision cannot hold failed after the first release; a tiny delta before it."""
+    settings = ("steps=2", "batch_size=32", "copies=1", "accountant=rdp", setting)
+    options = [word for chosen in settings for word in ("--set", chosen)]
+    out = tmp_path / "run"
+    result = run_here("train", "--dataset", "digits", "--method", "dpsgd", "--out", out, *options)
+    assert result.returncode in (code, 2)
+    assert result.returncode == 0 or (result.stderr.count("\n") == 1 and not out.exists())
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 5e-324), (5e-324, 1e-5), (5e-324, 5e-324)])
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_calibration_to_the_smallest_numbers_answers_or_refuses(epsilon, delta, accountant):
+    with contextlib.suppress(SecureSGDError):
+        assert 0 < calibrated_noise_multiplier(epsilon, delta, 0.02, 2, accountant=accountant) < math.inf

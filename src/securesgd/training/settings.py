@@ -25,6 +25,8 @@ OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 MAX_STEPS, MAX_COPIES = 10**7, 1000
 """What would not end: ten million steps are four months at one a second, a thousand passes of each example likewise."""
+LARGEST_RATE = 1e30
+"""Of learning: far above any that learns, and a number of single precision with room for momentum."""
 _ONLY_SPEED = {"micro_batch", "block_steps", "checkpoint_steps"}
 
 
@@ -100,6 +102,8 @@ class TrainingSettings:
         count_checked("warmup_steps", self.warmup_steps, at_least=0)
         for name in ("max_grad_norm", "learning_rate"):
             positive_checked(name, getattr(self, name))
+        if self.learning_rate > LARGEST_RATE:
+            raise InvalidInputError(f"learning_rate is {self.learning_rate!r}; valid: above 0, up to {LARGEST_RATE:g}")
         for name in ("momentum", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} is {getattr(self, name)!r}; valid: a number with 0 <= {name} < 1")
