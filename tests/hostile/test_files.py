@@ -9,7 +9,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from securesgd.config import run_config
 from securesgd.errors import SecureSGDError
+from securesgd.pipeline import train_run
 from securesgd.privacy.calibration import calibrated_noise_multiplier
 from securesgd.report.certified import certified_summary, record_digest
 from securesgd.report.rows import read_rows
@@ -114,3 +116,13 @@ def test_a_number_near_the_end_of_its_type_is_no_traceback(setting, code, tmp_pa
 def test_calibration_to_the_smallest_numbers_answers_or_refuses(epsilon, delta, accountant):
     with contextlib.suppress(SecureSGDError):
         assert 0 < calibrated_noise_multiplier(epsilon, delta, 0.02, 2, accountant=accountant) < math.inf
+
+
+def test_a_training_that_fails_unexpectedly_before_its_first_release_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OverflowError("of some library")
+
+    monkeypatch.setattr("securesgd.pipeline._trained", fail)
+    with pytest.raises(OverflowError):
+        train_run(run_config("digits", "dpsgd"), tmp_path / "deep" / "run")
+    assert list(tmp_path.iterdir()) == []
