@@ -89,7 +89,7 @@ def train_run(
         if (folder / "environment.json").exists():  # the last file a run writes: there is nothing left to do
             return finished_run(folder)
         return _trained(config, folder, on_step)
-    except (SecureSGDError, OSError):
+    except Exception:  # whatever it is, the same command shall be possible again
         if is_ours:
             _withdraw(folder, new)
         raise

@@ -11,6 +11,7 @@ once and nesting that the rest of the package can walk through; everything that 
 
 __all__ = [
     "create_draft",
+    "file_digest",
     "is_leftover",
     "open_regular",
     "parse_json",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -127,6 +129,14 @@ def read_bytes(path: Path, limit: int = MAX_JSON) -> bytes:
     if len(content) > limit:
         raise DamagedFileError(f"{path} has more than {limit:,} bytes: it is not a file of a run")
     return content
+
+
+def file_digest(path: Path) -> str | None:
+    """Return the SHA-256 of a file of any size, None if there is none. Raises: DamagedFileError if it is no file."""
+    if not path.exists():
+        return None
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -26,7 +26,7 @@ from securesgd.errors import DamagedFileError
 from securesgd.folder_lock import locked_folder
 from securesgd.report.attacked import COLUMNS
 from securesgd.report.rows import read_rows, write_rows
-from securesgd.storage import read_json, write_json
+from securesgd.storage import file_digest, read_json, write_json
 from securesgd.training.checkpoint import Checkpoint, load_tensors, save_tensors
 
 ROWS, RECORD, IMAGES = "attacks.csv", "attacks.json", "attacked-images"
@@ -93,7 +93,10 @@ class Cells:
     def write(self) -> None:
         """Write rows, then entries: after a crash between the two, rows without an entry are measured again."""
         write_rows(self.folder / ROWS, [{name: row[name] for name in COLUMNS} for row in self.rows])
-        record = {"format": 1, "weights": self.weights, "cells": self.entries, "suspicions": self.suspicions}
+        record = {
+            "format": 1, "weights": self.weights, "model_file": file_digest(self.folder / "model.safetensors"),
+            "cells": self.entries, "suspicions": self.suspicions,
+        }  # fmt: skip
         write_json(self.folder / RECORD, record)
 
 

@@ -36,7 +36,8 @@ class Certificates:
     abstained: NDArray[np.bool_]
     """The draws do not prove that the prediction is the smoothed classifier's class."""
     answer: NDArray[Any]
-    """To "is the radius at least settings.radius?": yes, no, or open. Empty if nothing was asked."""
+    """To "is a radius of at least settings.radius proven?": yes; no, and by no number of draws (with the way the other
+    classes are bounded); or open. Empty if nothing was asked."""
     draws: NDArray[np.int64]
     """Counted draws, besides settings.selection_draws."""
     p_lower: Array

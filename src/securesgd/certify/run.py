@@ -33,12 +33,13 @@ from securesgd.folder_lock import locked_folder
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.report.certified import certified_summary, guarantee_in_words, record_digest, require_true_radii
 from securesgd.report.rows import read_rows, write_rows
-from securesgd.storage import read_json, write_json
+from securesgd.storage import file_digest, read_json, write_json
 from securesgd.theory import NORMS, Sensitivity
 from securesgd.theory.certificates import radii_by_rule
 from securesgd.training.processes import Processes
 
 CERTIFICATES, RECORD, SENSITIVITIES = "certificates.csv", "certificates.json", "sensitivity.json"
+WEIGHTS = "model.safetensors"
 _FIRST_PART, _LARGEST_PART, _SECONDS = 32, 512, 20  # examples between two writes, and how far apart those should be
 _WHOLE = ("index", "label", "prediction", "abstained", "draws")
 _NUMBERS = (*_WHOLE, "p_lower", "q_upper", "rounding")
@@ -99,6 +100,8 @@ def certify_run(
             rows.sort(key=lambda row: (row["norm"], row["index"]))
             write_rows(folder / CERTIFICATES, rows)
             records.update({norm: _record(asked[norm], bounds[norm], model, rows) for norm in norms})
+            for record in records.values():  # all are about these weights: others were refused, or replaced
+                record["model_file"] = file_digest(folder / WEIGHTS)
             write_json(folder / RECORD, records)  # if this never happens, rows of another digest do not count
             return {norm: records[norm] for norm in norms}
 

@@ -87,7 +87,8 @@ class CertifiedClassifier:
         self, X: ArrayLike | Tensor, settings: CertifySettings, indices: ArrayLike | None = None
     ) -> Certificates:
         inputs = X if isinstance(X, Tensor) else torch.as_tensor(np.asarray(X), dtype=torch.float32)
-        weights = fingerprint(self.model.noisy)  # Δ of other weights would prove nothing
+        # Δ of other weights, or of another stride, padding or dilation, would prove nothing.
+        weights = f"{fingerprint(self.model.noisy)} {self.model.noisy.layer!r}"
         if self._known is None or self._known[0] != weights:
             self._known = weights, sensitivity_of(self.model, settings.norm, None)
         return certify(self.model, inputs, settings, indices=indices, sensitivity=self._known[1])

@@ -21,9 +21,10 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.models.only_path import require_same_on, trace_input
+from securesgd.models.only_path import require_one_product, require_same_on, trace_input
 from securesgd.models.scale import Scale
 from securesgd.theory import Convolution, Sensitivity, sensitivity
 from securesgd.theory.linear_maps import LinearMap, Matrix
@@ -294,6 +295,7 @@ def require_sound(model: NoisyNetwork) -> None:
         _run(model, x)
         require_same_on(model, x, x.flip(0), 1 - x, 3 * x - 1, 255 * x)
         _require_no_gradient(model, x)
+        require_one_product(model, x)
         _require_linear(model, x)
         model.input_path = trace_input(model, x)
     finally:
@@ -309,7 +311,7 @@ def _require_own_layers(model: NoisyNetwork) -> None:
         (noisy.layer, (nn.Identity,) if model.place == "input" else (nn.Linear, nn.Conv2d)),
     )  # fmt: skip
     for part, kinds in expected:
-        if type(part) not in kinds or (isinstance(part, nn.Module) and {"forward", "clean"} & set(vars(part))):
+        if type(part) not in kinds or (isinstance(part, nn.Module) and _replaces_methods(part)):
             raise InvalidInputError(
                 f"the noisy layer has a {type(part).__name__} with a forward of its own in it; it cannot be certified"
             )
@@ -318,6 +320,22 @@ def _require_own_layers(model: NoisyNetwork) -> None:
                 "the first layer has forward hooks (an old-style weight_norm, say), which may change what it computes; "
                 "remove them, or put the noise at the input (place='input')"
             )
+    if _global_forward_hooks or _global_forward_pre_hooks:
+        raise InvalidInputError(
+            "there are forward hooks for all modules (register_module_forward_hook), which may change what the first "
+            "layer computes; remove them"
+        )
+    for name, tensor in [*noisy.named_parameters(), *noisy.named_buffers()]:
+        if type(tensor) not in (Tensor, nn.Parameter):
+            raise InvalidInputError(
+                f"{name} of the noisy layer is a {type(tensor).__name__}, which may compute in its way; valid: Tensor"
+            )
+
+
+def _replaces_methods(module: nn.Module) -> bool:
+    """Return whether an object has something in place of a method of its class (`forward`, `_conv_forward`, …)."""
+    shadows = [name for name in vars(module) if callable(getattr(type(module), name, None))]
+    return bool(shadows) or vars(module).get("_compiled_call_impl") is not None
 
 
 def _require_linear(model: NoisyNetwork, x: Tensor) -> None:

@@ -5,7 +5,8 @@ and nothing else of the network sees x. Two ways to know:
 
 ========  ==========================================================================================================
 traced    one pass with an input that is watched: every operation on its memory, and every value read from it into
-          Python, is seen. Nothing but rearrangements seen: true for all inputs of that batch size.
+          Python, is seen, in whatever thread; its address is refused to other libraries. Nothing but rearrangements
+          seen: true for all inputs of that batch size.
 compared  passes on given inputs, around them and far away from them, with the layer's noisy output held fixed: what
           the layer gets must be the input, bit by bit, and the output must not change.
 ========  ==========================================================================================================
@@ -14,9 +15,19 @@ Neither sees a branch on something that is not the input and changes later (a cl
 every certification, on the weights and settings of that moment.
 """
 
-__all__ = ["TRACED", "decides_by_values", "require_same_everywhere", "require_same_on", "require_steady", "trace_input"]
+__all__ = [
+    "TRACED",
+    "decides_by_values",
+    "require_one_product",
+    "require_same_everywhere",
+    "require_same_on",
+    "require_steady",
+    "trace_input",
+]
 
 import contextlib
+import itertools
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -25,7 +36,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from securesgd.errors import InvalidInputError
 
@@ -34,9 +45,11 @@ if TYPE_CHECKING:
 
 TRACED = "traced"
 _BATCHES = (1, 2, 4)
+_OF_TORCH = set(vars(nn.Module())) - {"training"}  # hooks, and dictionaries of what is looked at by itself
 # Operations that hand on the same values: views, which torch marks as such, and copies.
 _COPIES = {"clone", "contiguous", "reshape", "flatten", "unflatten", "lift_fresh", "detach", "alias", "_to_copy", "to"}
 _READS = {"_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim"}
+_PRODUCTS = {"addmm", "mm", "linear", "matmul", "convolution", "_convolution", "conv2d", "mkldnn_convolution"}
 # What may be asked of a tensor without learning its values.
 _METADATA = {
     "shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad", "grad_fn", "is_leaf", "names", "is_cuda",
@@ -56,6 +69,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.follow = follow
         """Whether results of operations are watched too; then only values read into Python are noted."""
+        self.guards = not follow
+        """Whether to refuse the address of watched tensors to other libraries."""
         self.uses: list[str] = []
         self._storages: set[int] = set()
         self._alive: list[Tensor] = []  # so that no other tensor gets their memory
@@ -63,7 +78,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def add(self, tensor: Tensor) -> None:
         with torch._C.DisableTorchFunction():
             self._storages.add(tensor.untyped_storage()._cdata)
+            if self.guards:  # torch's own kernels do not ask for the address to read
+                torch._C._set_throw_on_mutable_data_ptr(tensor)
         self._alive.append(tensor)
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is the input, or was made of it by views and copies alone."""
+        return self.sees([tensor])
 
     def note_answer(self, func: Any, result: Any) -> None:
         """Note a function of a watched tensor that answers by values in Python."""
@@ -79,19 +100,24 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return any(leaf.untyped_storage()._cdata in self._storages for leaf in leaves)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        seen = self.sees((args, kwargs))
-        result = func(*args, **kwargs)
+        return self.called(func, args, kwargs or {}, self.sees((args, kwargs)))[0]
+
+    def called(self, func: Any, args: Any, kwargs: Any, seen: bool) -> tuple[Any, bool]:
+        """Return what an operation gives, noting it if it uses watched tensors, and whether that is still the input."""
         if not seen:
-            return result
+            return func(*args, **kwargs), False
         name = func.overloadpacket.__name__
-        handed_on = getattr(func, "is_view", False) or (name in _COPIES and _same_type(args, result))
-        if name in _READS if self.follow else not handed_on:
+        may_hand_on = getattr(func, "is_view", False) or name in _COPIES
+        if name in _READS if self.follow else not may_hand_on:
+            self.uses.append(name)
+        result = func(*args, **kwargs)
+        handed_on = getattr(func, "is_view", False) or (may_hand_on and _same_type(args, result))
+        if may_hand_on and not handed_on and not self.follow:
             self.uses.append(name)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.layout == torch.strided and (self.follow or handed_on):
                 self.add(leaf)
-        return result
+        return result, handed_on
 
 
 def _same_type(args: Any, result: Any) -> bool:
@@ -114,41 +140,69 @@ class _ReadWatch(TorchFunctionMode):
 
 
 def _as_watched(x: Tensor, watch: _Watch) -> Tensor:
-    """Return x as a tensor that notes what is asked of it in whatever thread; modes are of one thread."""
+    """Return x as a tensor that notes what is done with it in whatever thread; modes are of one thread."""
 
     class Watched(Tensor):
+        plain: Tensor
+
+        @staticmethod
+        def __new__(cls, plain: Tensor) -> Any:
+            made = Tensor._make_subclass(cls, plain)
+            made.plain = plain
+            return made
+
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+            with torch._C.DisableTorchFunctionSubclass():
+                try:
+                    result = func(*args, **(kwargs or {}))
+                except Exception:  # tolist, say, is not for tensors of another class
+                    args, kwargs = tree_map_only(Watched, lambda watched: watched.plain, (args, kwargs or {}))
+                    result = func(*args, **kwargs)
             watch.note_answer(func, result)
             return result
 
-    return x.as_subclass(Watched)
+        @classmethod
+        def __torch_dispatch__(  # type: ignore[override]
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            args, kwargs = tree_map_only(Watched, lambda watched: watched.plain, (args, kwargs or {}))
+            result, handed_on = watch.called(func, args, kwargs, seen=True)
+            return tree_map_only(Tensor, Watched, result) if handed_on else result
+
+    return Watched(x)
 
 
 def trace_input(model: "NoisyNetwork", x: Tensor) -> str:
     """Return `traced` if passes with a watched input show nothing but the noisy layer using it, else why not.
 
     Guarantee: if traced, then for every input of a batch size that was tried (1, 2, 4), in the present state of the
-    model, the layer gets the input itself and the output depends on it through the layer alone. Code that hides from
-    torch (reading raw memory at an address it kept) is not seen.
+    model, the layer gets the input itself and the output depends on it through the layer alone. Operations are seen in
+    every thread, and another library that asks for the input's address (dlpack, say) gets an error, with which the
+    network counts as not traced. Code that hides on purpose (from an address it kept, or by switching torch's dispatch
+    off) is not seen.
     Raises: InvalidInputError if the network computes with its input, or reads values of it, elsewhere.
     """
-    for batch in _BATCHES:
-        inputs = x[:1].expand(batch, *x.shape[1:]).clone()
-        for mode in (torch.enable_grad, torch.inference_mode):
-            with mode():
-                reason = _trace(model, inputs.clone())
-            if reason is not None:
-                return reason
-    return TRACED
+    reason = None
+    for batch, mode in itertools.product(_BATCHES, (torch.enable_grad, torch.inference_mode)):
+        inputs = x[:1].expand(batch, *x.shape[1:])
+        with mode():
+            reason = reason or _trace(model, inputs.clone())
+    with torch.no_grad(), model.from_layer(_nothing(model, x)), contextlib.suppress(Exception):
+        model(x.clone())  # a network that keeps its last input shall not keep a watched one
+    return reason or TRACED
+
+
+def _nothing(model: "NoisyNetwork", x: Tensor) -> Tensor:
+    """Return zeros as the output of the noisy layer at x."""
+    return torch.zeros(len(x), *model.output_shape, dtype=x.dtype, device=x.device)
 
 
 def _trace(model: "NoisyNetwork", x: Tensor) -> str | None:
     watch = _Watch(follow=False)
     received: list[Tensor] = []
-    given = torch.zeros(len(x), *model.output_shape, dtype=x.dtype, device=x.device)
-    error = None
+    given = _nothing(model, x)
+    error, copied = None, x.clone()
     watch.add(x)
     with _layer_inputs(model, received), model.from_layer(given):
         try:
@@ -158,8 +212,9 @@ def _trace(model: "NoisyNetwork", x: Tensor) -> str | None:
             raise
         except Exception as raised:  # whatever a foreign network does that cannot be watched
             error = f"{type(raised).__name__} while its input was watched"
+    watch.guards = False  # in a thread that would be an error and not a use
     with _layer_inputs(model, []), model.from_layer(given), contextlib.suppress(Exception):
-        model(_as_watched(x, watch))  # a network may refuse a tensor of another class: nothing is concluded from that
+        model(_as_watched(copied, watch))  # a network may refuse such a tensor: nothing is concluded from that
     if watch.uses:
         raise InvalidInputError(
             f"the network uses its input besides the first layer ({watch.uses[0]}), so noise there proves nothing; "
@@ -168,7 +223,46 @@ def _trace(model: "NoisyNetwork", x: Tensor) -> str | None:
     if error is not None:
         return error
     _require_received(received, x)
+    if not watch.knows(received[0]):
+        raise InvalidInputError(
+            "the network uses its input besides the first layer: what the layer gets was made of it out of sight (in "
+            "another thread or library), so noise there proves nothing; put the noise at the input (place='input')"
+        )
     return None
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operations that compute something."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if not (getattr(func, "is_view", False) or name in _COPIES):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def require_one_product(model: "NoisyNetwork", x: Tensor) -> None:
+    """Pass if the noisy layer, before its noise, is one product of torch's own and its scale, whatever the input.
+
+    The other passes hold the layer's output fixed, so what happens inside of it is seen here alone.
+    Raises: InvalidInputError if it computes anything else (by a hook for all modules, weights of a class of their own).
+    """
+    scaled = [] if model.noisy.scale is None else ["mul"]
+    for mode in (torch.enable_grad, torch.inference_mode):
+        operations = _Operations()
+        with mode(), operations:
+            model.noisy.clean(x.clone())
+        names = operations.names
+        product = [] if model.place == "input" else names[:1]
+        if names != product + scaled or not set(product) <= _PRODUCTS:
+            raise InvalidInputError(
+                f"the first layer computes something else than its weights times the input ({', '.join(names)}); "
+                "it cannot be certified"
+            )
 
 
 def decides_by_values(outputs: Callable[[Tensor], Tensor], h: Tensor) -> bool:
@@ -287,41 +381,44 @@ def _layer_inputs(model: "NoisyNetwork", received: list[Tensor]) -> Iterator[Non
 
 @torch.no_grad()
 def require_steady(model: "NoisyNetwork", x: Tensor) -> None:
-    """Pass if two equal passes leave the model as it is: numbers and tensors that its modules keep, counters too.
+    """Pass if passes leave the model as it is: whatever its modules keep, counters and the last input too.
 
-    Raises: InvalidInputError naming what has changed. Values kept from the first pass (a cache) are no change.
+    Three equal passes are followed by one with another input; the layer's output is the same in all, so nothing that
+    is kept may differ after it. Values kept from the first pass (a cache) are no change.
+    Raises: InvalidInputError naming what has changed.
     """
-    given = torch.zeros(len(x), *model.output_shape, dtype=x.dtype, device=x.device)
+    given = _nothing(model, x)
     states = []
-    for _ in range(3):
+    for inputs in (x, x, x, x + 1):
         with model.from_layer(given):
-            model(x.clone())
+            model(inputs.clone())
         states.append(_state(model))
-    for name, value in states[2].items():
-        if not _same_value(states[1].get(name), value):
-            raise InvalidInputError(
-                f"{name} of the model changes with every pass, so its function may change too; the model must be fixed"
-            )
+    for before, after, when in ((1, 2, "every pass"), (2, 3, "its input")):
+        for name, value in states[after].items():
+            if not _same_value(states[before].get(name), value):
+                raise InvalidInputError(
+                    f"{name} of the model changes with {when}, so its function may change too; the model must be fixed"
+                )
 
 
 def _state(model: nn.Module) -> dict[str, Any]:
-    """Return what the modules keep: tensors, plain values, and lists and dictionaries of those."""
-    plain = (bool, int, float, str, type(None))
+    """Return what the modules keep: tensors, and everything else that can be written down."""
     state: dict[str, Any] = {}
     for module_name, module in model.named_modules():
-        entries = {**vars(module), **module._buffers, **module._parameters}
-        for name, value in entries.items():
+        own = {name: value for name, value in vars(module).items() if name not in _OF_TORCH}
+        for name, value in {**own, **module._buffers, **module._parameters}.items():
             where = f"{module_name}.{name}".lstrip(".")
             if isinstance(value, Tensor):
                 state[where] = value.clone()
-            elif isinstance(value, plain):
-                state[where] = value
-            elif isinstance(value, list | tuple | dict) and all(isinstance(leaf, plain) for leaf in tree_leaves(value)):
-                state[where] = repr(value)
+            elif isinstance(value, torch.Generator):
+                state[where] = value.get_state()
+            else:
+                with contextlib.suppress(Exception):  # a lock or a lambda cannot be written down
+                    state[where] = pickle.dumps(value)
     return state
 
 
 def _same_value(before: Any, after: Any) -> bool:
     if isinstance(before, Tensor) and isinstance(after, Tensor):
         return before.shape == after.shape and torch.equal(before, after)
-    return type(before) is type(after) and (before == after or before != before)
+    return type(before) is type(after) and bool(before == after)

@@ -59,7 +59,9 @@ def calibrated_noise_multiplier(
 
     lowest, highest = -_grid(LARGEST_NOISE), -_grid(SMALLEST_NOISE)
     # With much noise, DP-SGD is close to one Gaussian release with multiplier c/(q·sqrt(T)).
-    guess = max(0.5, rate * math.sqrt(2 * steps * math.log(1.25 / delta)) / target)
+    # Both divisions overflow for numbers near the smallest: the guess only has to be one that can be searched from.
+    guess = rate * math.sqrt(2 * steps * (math.log(1.25) - math.log(delta))) / max(target, 1e-100)
+    guess = min(max(0.5, guess), LARGEST_NOISE)
     start, stride = -_grid(guess), -_grid(0.7)
     if name == "pld":
         # Nearly the same crossing at a tenth of the cost, only to start the real search next to it.

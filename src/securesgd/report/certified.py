@@ -96,12 +96,17 @@ def record_digest(record: dict[str, Any]) -> str:
 def require_true_radii(rows: Sequence[dict[str, Any]], record: dict[str, Any], table: str) -> None:
     """Pass if the rows of one norm say what their own p, q and rounding give with the record's Δ.
 
-    Guarantee: no row then has a radius, an abstention or a "yes" that its bounds do not prove. The bounds themselves
-    are taken from the row: only new draws can contradict those.
+    Guarantee: no example is there twice, and no row has a radius, an abstention or a "yes" that its bounds do not
+    prove. The bounds themselves are taken from the row: only new draws can contradict those.
     Raises: DamagedFileError naming the table, the row and what it should say.
     """
     if not rows:
         return
+    unknown = {name for row in rows for name in row if name.startswith("radius_")} - {f"radius_{r}" for r in ALL_RULES}
+    if unknown:
+        raise DamagedFileError(f"{table} has radii by a rule that there is not ({min(unknown)}): it was changed")
+    if len({row["index"] for row in rows}) < len(rows):
+        raise DamagedFileError(f"{table} has an example twice in {rows[0]['norm']}: it was changed")
     where = [f"{table}, example {row['index']:.0f} in {row['norm']}" for row in rows]
     try:
         p, q, rounding = (np.array([float(row[name]) for row in rows]) for name in ("p_lower", "q_upper", "rounding"))

@@ -18,7 +18,7 @@ from securesgd.privacy import replayed_statement
 from securesgd.privacy.statement import PrivacyStatement
 from securesgd.report.certified import certified_summary, record_digest, require_true_radii
 from securesgd.report.rows import read_rows
-from securesgd.storage import MAX_TOML, open_regular, parse_json, read_bytes, read_json, read_toml
+from securesgd.storage import MAX_TOML, file_digest, open_regular, parse_json, read_bytes, read_json, read_toml
 
 
 @dataclass(kw_only=True)
@@ -163,6 +163,11 @@ def _certificates(record: RunRecord, path: Path) -> None:
     if not beside.exists():
         raise DamagedFileError(f"{beside.name} is missing, which says how it was made")
     records, kept = read_json(beside), []
+    if any(not _is_about_weights(record, stated) for stated in records.values()):
+        record.missing.append(
+            "certificates.json is not about the weights in model.safetensors, or does not say which it is about: "
+            f"securesgd certify {record.folder} tells"
+        )
     for norm, stated in records.items():
         int(stated["settings"]["seed"])  # a run's certificates can be repeated
         digest = record_digest(stated)
@@ -172,7 +177,7 @@ def _certificates(record: RunRecord, path: Path) -> None:
                 f"certificates.csv has {norm} rows by other settings than certificates.json states, which are left "
                 "out: certify --again was interrupted; run it again"
             )
-        _require_one_sensitivity(record.folder / "sensitivity.json", norm, stated)
+        _require_one_sensitivity(record, norm, stated)
         require_true_radii(mine, stated, path.name)
         if not mine or certified_summary(mine) != stated["summary"]:
             record.missing.append(f"certificates.csv is not the table that certificates.json is about ({norm})")
@@ -180,12 +185,22 @@ def _certificates(record: RunRecord, path: Path) -> None:
     record.certificates, record.certificate_records = kept, records
 
 
-def _require_one_sensitivity(path: Path, norm: str, stated: dict[str, Any]) -> None:
-    """Pass if the record of the certificates and that of the sensitivities, if there is one, state the same Δ."""
-    if not path.exists():
-        return
-    kept = read_json(path)["norms"].get(norm)
-    if kept is not None and not math.isclose(kept["upper"], stated["sensitivity"]["upper"], rel_tol=1e-9):
+def _is_about_weights(record: RunRecord, stated: dict[str, Any]) -> bool:
+    """Return whether results were made with the file of weights that is there; without that file nobody can tell."""
+    found = file_digest(record.folder / "model.safetensors")
+    return found is None or stated.get("model_file") == found
+
+
+def _require_one_sensitivity(record: RunRecord, norm: str, stated: dict[str, Any]) -> None:
+    """Pass if the record of the certificates and that of the sensitivities state the same Δ; if one is gone, say so."""
+    path = record.folder / "sensitivity.json"
+    kept = read_json(path)["norms"].get(norm) if path.exists() else None
+    if kept is None:
+        record.missing.append(
+            f"sensitivity.json has no proof of Δ in {norm}: nothing backs what certificates.json states; "
+            f"securesgd certify {record.folder} proves it"
+        )
+    elif not math.isclose(kept["upper"], stated["sensitivity"]["upper"], rel_tol=1e-9):
         raise DamagedFileError(
             f"certificates.json has Δ {stated['sensitivity']['upper']:g} in {norm}, {path.name} {kept['upper']:g}: one "
             "of them was changed"
@@ -198,6 +213,11 @@ def _attacks(record: RunRecord, path: Path) -> None:
     for name, cell in attacks["cells"].items():
         if counts[name] < cell.get("summary", {}).get("examples", 0):
             record.missing.append(f"attacks.csv does not have the images that attacks.json counts ({name})")
+    if not _is_about_weights(record, attacks):
+        record.missing.append(
+            "attacks.json is not about the weights in model.safetensors, or does not say which it is about: "
+            f"securesgd attack {record.folder} tells"
+        )
     record.attacks = attacks
 
 
