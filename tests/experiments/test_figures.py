@@ -20,7 +20,6 @@ from securesgd.report.rows import read_rows
 SMALL = [sys.executable, "-m", "tests.experiments.small_figures"]
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG"
-WHOLE = pytest.mark.xdist_group("whole")  # one process makes the figures for all tests that look at them
 
 
 def reproduce(*arguments, **options):
@@ -36,7 +35,6 @@ def whole(tmp_path_factory):
     return folder, result
 
 
-@WHOLE
 def test_all_five_figures_with_rows_gains_and_environment(whole):
     folder, result = whole
     for name in FIGURES:
@@ -64,7 +62,6 @@ def test_all_five_figures_with_rows_gains_and_environment(whole):
     assert rise["paper_gain"] == 0.2967
 
 
-@WHOLE
 def test_privacy_of_the_lines_is_what_their_ledgers_say(whole):
     """r as published and AdLM void the guarantee; the figure's legend says so."""
     folder, _ = whole
@@ -74,7 +71,6 @@ def test_privacy_of_the_lines_is_what_their_ledgers_say(whole):
         assert line_name(row).endswith("(not private)") == void
 
 
-@WHOLE
 def test_a_finished_grid_trains_nothing_again(whole):
     folder, _ = whole
     before = {name: (folder / "results" / name / "rows.csv").read_bytes() for name in FIGURES}
@@ -98,7 +94,6 @@ def test_without_a_profile_the_one_of_the_rows_is_drawn(tmp_path):
         assert json.loads((there / "environment.json").read_text()) == record
 
 
-@WHOLE
 @pytest.mark.parametrize("what", ["fig2", pytest.param("all", marks=pytest.mark.slow)])
 def test_killed_twice_it_ends_with_the_same_rows(what, whole, tmp_path):
     """Every cell once, with the numbers of the run that was never stopped (only the seconds differ)."""

@@ -50,7 +50,7 @@ def allowed(engine: ClippingEngine) -> float:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore")
 def test_no_example_changes_the_sum_by_more_than_the_sensitivity(
