@@ -14,7 +14,6 @@ __all__ = ["LARGEST_SCALE", "rounded_gaussian"]
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -29,8 +28,9 @@ TOLERANCE = 2.0**-42
 """Bound on |computed − real| / s for pairs whose radius is in `RADII`: 1.7 times what docs/noise.md proves."""
 RADII = (2.0**-10, 5.5)
 """√(−2 ln U) for which the tolerance is proven; beyond, too few of the bits of U are known."""
-BLOCK = 2**16
-"""Values made at a time: they stay in cache, and an operation on so few runs on one thread; blocks run on several."""
+BLOCK = 2**18
+"""Values made at a time: few enough for the cache, many enough for torch to use its threads. Part of the layout of the
+words, so another value gives other noise from the same key."""
 LARGEST_SCALE = 2.0**34
 """Above it more than one in a hundred values would need more bits. Integers stay far below 2⁵³."""
 
@@ -59,13 +59,8 @@ def rounded_gaussian(stream: KeyStream, count: int, scale: float | Tensor) -> Te
         own = scales if isinstance(scales, float) else scales[part].view(2, -1)
         _fill(noise[part].view(2, -1), words[part].view(2, -1), own, lambda i: stream.child(f"more bits {start} {i}"))
 
-    starts, threads = range(0, even, BLOCK), torch.get_num_threads()
-    if threads > 1 and len(starts) > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(fill, starts))
-    else:
-        for start in starts:
-            fill(start)
+    for start in range(0, even, BLOCK):
+        fill(start)
     return noise[:count]
 
 
