@@ -82,7 +82,7 @@ def compare(name: str, batch: int, earlier: Path, turns: int, threads: int) -> d
     sides = [
         subprocess.Popen(
             [sys.executable, __file__, "--worker", name, str(batch)],
-            env=os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"},
+            env=os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": str(threads)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
