@@ -1,6 +1,6 @@
 """Moving code changes no number: seeded runs have the very bytes that `seeded_runs.json` recorded before the move.
 
-The record was made with version 0.2.0; a change of the bits is a change of every committed row, and needs a new version.
+The record was made with version 0.2.0. A change of the bits is a change of every committed row and needs a new version.
 To record anew: `python -m tests.test_same_bytes`.
 """
 
