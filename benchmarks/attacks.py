@@ -31,7 +31,7 @@ from securesgd.attacks.settings import attack_settings
 from securesgd.data.load import load
 from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.training.memory import keep_memory
+from securesgd.runtime.machine import keep_memory
 
 STEPS, EOT, ROWS = 10, 20, 500
 

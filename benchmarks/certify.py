@@ -41,12 +41,12 @@ def make_turn(contender: str, net: str) -> tuple[Callable[[], None], int]:
     import numpy as np
     import torch
 
-    from securesgd.certify import CertifySettings, certify
-    from securesgd.certify.noise import stream_of
-    from securesgd.certify.votes import draws_per_pass
-    from securesgd.models.cut import CutNetwork
+    from securesgd.certificates.certify import certify
+    from securesgd.certificates.record import CertifySettings
+    from securesgd.certificates.votes import draws_per_pass, stream_of
     from securesgd.models.networks import network
     from securesgd.models.noisy import NoisyNetwork
+    from securesgd.models.split_network import CutNetwork
 
     torch.manual_seed(0)
     model = NoisyNetwork(network(net, SHAPE, 10), SHAPE, place=NETS[net])  # type: ignore[arg-type]
@@ -183,9 +183,10 @@ def stopping(run: Path | None, norm: str, radii: list[float], examples: int, thr
     import numpy as np
     import torch
 
-    from securesgd.certify import CertifySettings, certify
+    from securesgd.certificates.certify import certify
+    from securesgd.certificates.record import CertifySettings
     from securesgd.data.load import load
-    from securesgd.pipeline import load_run
+    from securesgd.run import load_run
 
     torch.set_num_threads(threads)
     if run is None:

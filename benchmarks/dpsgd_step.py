@@ -68,9 +68,9 @@ def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
         return min(steps, key=lambda step: min(timed(step) for _ in range(4)))
 
     if contender == "ours":
+        from securesgd.clipping.engine import ClippingEngine
         from securesgd.runtime.grid_release import GridRelease
         from securesgd.runtime.randomness import Randomness
-        from securesgd.training.clipping import ClippingEngine
 
         engine = ClippingEngine(model, max_grad_norm=MAX_GRAD_NORM)
         optimizer, randomness, turn = optimizer_of(model), Randomness.secret(), itertools.count()
@@ -151,7 +151,7 @@ def compete(
     """Return one row per contender for one network and batch size."""
     # Without binding, the two threads of a small step may share one core and the timing is of the scheduler.
     # glibc gives large buffers back to the system after every step and gets them anew, page by page: a quarter of the
-    # time of a small step. All contenders are spared that, as `securesgd` spares its users (training/memory.py).
+    # time of a small step. All contenders are spared that, as `securesgd` spares its users (runtime/machine.py).
     environment = os.environ | {
         "OMP_PROC_BIND": "true",
         "OMP_NUM_THREADS": str(threads),

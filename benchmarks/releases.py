@@ -27,9 +27,9 @@ def worker(name: str, batch: int) -> None:
     import torch
     from torch.nn import functional
 
+    from securesgd.clipping.engine import ClippingEngine
     from securesgd.models.networks import network
-    from securesgd.training.clipping import ClippingEngine
-    from securesgd.training.memory import keep_memory
+    from securesgd.runtime.machine import keep_memory
 
     keep_memory()
     torch.manual_seed(0)

@@ -30,9 +30,9 @@ from torch.nn import functional
 from securesgd.config import run_config
 from securesgd.data.load import load
 from securesgd.models.networks import network
-from securesgd.pipeline import build_model, sensitivity_control
-from securesgd.training import train
-from securesgd.training.memory import keep_memory
+from securesgd.run import build_model, sensitivity_control
+from securesgd.runtime.machine import keep_memory
+from securesgd.training.loop import train
 
 CONTENDERS = {
     "sgd": None,

@@ -11,7 +11,7 @@ import time
 import numpy as np
 from dp_accounting import get_sigma_gaussian
 
-from securesgd.environment import environment
+from securesgd.runtime.machine import environment
 from securesgd.theory import Convolution, noise_multiplier, sensitivity
 
 

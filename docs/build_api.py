@@ -9,11 +9,12 @@ from typing import Any
 
 # In the order of the data path. A name is documented where its package (or module) says `__all__`.
 MODULES = (
-    "securesgd", "securesgd.theory", "securesgd.privacy", "securesgd.data.load", "securesgd.redistribution",
+    "securesgd", "securesgd.theory", "securesgd.privacy", "securesgd.data.load", "securesgd.models.redistribution",
     "securesgd.models.noisy", "securesgd.models.control", "securesgd.models.networks", "securesgd.models.predict",
-    "securesgd.training", "securesgd.certify", "securesgd.attacks.settings", "securesgd.attacks.harness",
-    "securesgd.evaluation", "securesgd.soundness", "securesgd.methods", "securesgd.config", "securesgd.pipeline",
-    "securesgd.report.page", "securesgd.experiments.reproduce",
+    "securesgd.training.loop", "securesgd.training.settings", "securesgd.certificates.record",
+    "securesgd.certificates.certify", "securesgd.certificates.verify", "securesgd.attacks.settings", "securesgd.attacks.harness",
+    "securesgd.attacks.evaluate", "securesgd.attacks.falsify", "securesgd.methods", "securesgd.config", "securesgd.run",
+    "securesgd.report.page", "securesgd.reproduce.reproduce",
 )  # fmt: skip
 HEAD = """# API
 

@@ -11,12 +11,14 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from securesgd.certify import CertifiedClassifier, CertifySettings, verify
+from securesgd.certificates.record import CertifySettings
+from securesgd.certificates.verify import CertifiedClassifier, verify
 from securesgd.errors import SecureSGDError
 from securesgd.models.control import SensitivityControl
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.redistribution import prior
-from securesgd.training import TrainingSettings, train
+from securesgd.models.redistribution import prior
+from securesgd.training.loop import train
+from securesgd.training.settings import TrainingSettings
 
 
 def main(folder: str) -> None:

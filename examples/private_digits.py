@@ -15,7 +15,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from securesgd.errors import SecureSGDError
-from securesgd.training import TrainingSettings, train
+from securesgd.training.loop import train
+from securesgd.training.settings import TrainingSettings
 
 
 def main() -> None:

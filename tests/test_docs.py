@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from securesgd.adlm.settings import AdlmSettings
+from securesgd.baselines.adlm.settings import AdlmSettings
 from securesgd.config import RobustnessSettings, RunConfig
-from securesgd.training import TrainingSettings
+from securesgd.training.settings import TrainingSettings
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = re.compile(r"`((?:tests/|src/securesgd/)?[\w/]+\.py)::(\w+)`")

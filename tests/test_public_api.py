@@ -21,7 +21,7 @@ def test_all_is_sorted_and_exists(name):
     assert all(hasattr(module, n) for n in exported)
 
 
-@pytest.mark.parametrize("module", ["securesgd", "securesgd.theory", "securesgd.report.figures", "securesgd.cli"])
+@pytest.mark.parametrize("module", ["securesgd", "securesgd.theory", "securesgd.reproduce.plots", "securesgd.cli"])
 def test_torch_is_not_loaded(module):
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

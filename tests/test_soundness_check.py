@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from securesgd.attacks.falsify import check_run
 from securesgd.config import run_config
 from securesgd.data.load import load
 from securesgd.errors import InvalidInputError
-from securesgd.pipeline import load_run, train_run
-from securesgd.report.rows import read_rows, write_rows
-from securesgd.soundness import check_run
+from securesgd.run import load_run, train_run
+from securesgd.runtime.tables import read_rows, write_rows
 from securesgd.theory.certificates import radii_by_rule
 
 SECURESGD = Path(sys.executable).with_name("securesgd")

@@ -1,7 +1,7 @@
 """Neural networks private for their training data, with a proven robustness radius for every prediction."""
 
 from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError, SecureSGDError
-from securesgd.mechanism import HeterogeneousGaussianMechanism, Release
+from securesgd.privacy.mechanism import HeterogeneousGaussianMechanism, Release
 
 __version__ = "0.2.0"
 

@@ -12,16 +12,16 @@ from typing import Any, get_args
 
 import tomli_w
 
-from securesgd.adlm.settings import AdlmSettings
+from securesgd.baselines.adlm.settings import AdlmSettings
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.methods import method
 from securesgd.models.noisy import Place
 from securesgd.presets import preset
-from securesgd.privacy.checked import count_checked, positive_checked, types_checked
-from securesgd.storage import read_toml
+from securesgd.runtime.storage import read_toml
 from securesgd.theory import NORMS, noise_multiplier
 from securesgd.theory.redistribution import Direction
 from securesgd.training.settings import TrainingSettings
+from securesgd.validate import count_checked, positive_checked, types_checked
 
 WAYS = ("uniform", "random", "prior", "public", "private", "learned", "as-published")
 STARTS = ("uniform", "prior")

@@ -10,9 +10,9 @@ from securesgd.attacks import harness
 from securesgd.attacks.ball import sizes
 from securesgd.attacks.craft import craft
 from securesgd.attacks.harness import attack_examples, clean_votes, clipped
+from securesgd.attacks.robust_accuracy import COLUMNS
 from securesgd.attacks.settings import attack_settings
 from securesgd.models.predict import vote_counts
-from securesgd.report.attacked import COLUMNS
 
 QUICK = {"steps": 4, "eot": 8, "restarts": 1}
 INDICES = np.arange(60)

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from securesgd.attacks import probes
-from securesgd.attacks.probes import probe
+from securesgd.attacks import sanity_checks as probes
+from securesgd.attacks.sanity_checks import probe
 from securesgd.attacks.settings import attack_settings
 from securesgd.models.noisy import NoisyNetwork
 

@@ -5,7 +5,7 @@ import torch
 
 from securesgd.attacks.ball import Ball
 from securesgd.attacks.objective import Look
-from securesgd.attacks.step_rules import AdaptiveStep, FixedStep
+from securesgd.attacks.projected_gradient import AdaptiveStep, FixedStep
 
 ROWS = torch.tensor([0])
 

@@ -1,6 +1,6 @@
 """Signs that an attack is not to be believed, in rows made for the purpose. Healthy rows raise none."""
 
-from securesgd.attacks.suspicion import suspicions_of_rows
+from securesgd.attacks.sanity_checks import suspicions_of_rows
 
 N = 100
 

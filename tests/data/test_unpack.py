@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from securesgd.data.builtin import batch_arrays, batch_from_png_row, idx_array
 from securesgd.data.catalog import CATALOG, DataSet, Origin
-from securesgd.data.cifar import batch_arrays, batch_from_png_row
 from securesgd.data.fetch import fetch
-from securesgd.data.idx import idx_array
 from securesgd.data.load import load
 from securesgd.data.unpack import unpacked
 from securesgd.errors import DamagedFileError

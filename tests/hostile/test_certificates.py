@@ -13,10 +13,12 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from securesgd.certify import CertifiedClassifier, CertifySettings, certify
+from securesgd.certificates.certify import certify
+from securesgd.certificates.record import CertifySettings
+from securesgd.certificates.verify import CertifiedClassifier
 from securesgd.errors import InvalidInputError
+from securesgd.models.input_path import TRACED
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.models.only_path import TRACED
 
 WIDTH = 8
 QUICK = CertifySettings(norm="linf", draws=1000, selection_draws=32)

@@ -9,13 +9,13 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from securesgd.certificates.summary import certified_summary, record_digest
 from securesgd.config import run_config
 from securesgd.errors import SecureSGDError
-from securesgd.pipeline import train_run
 from securesgd.privacy.calibration import calibrated_noise_multiplier
-from securesgd.report.certified import certified_summary, record_digest
-from securesgd.report.rows import read_rows
 from securesgd.report.run_record import read_run
+from securesgd.run import train_run
+from securesgd.runtime.tables import read_rows
 from securesgd.theory.certificates import ALL_RULES, radii_by_rule
 from tests.command_line import run_here
 
@@ -122,7 +122,7 @@ def test_a_training_that_fails_unexpectedly_before_its_first_release_leaves_noth
     def fail(*arguments):
         raise OverflowError("of some library")
 
-    monkeypatch.setattr("securesgd.pipeline._trained", fail)
+    monkeypatch.setattr("securesgd.run._trained", fail)
     with pytest.raises(OverflowError):
         train_run(run_config("digits", "dpsgd"), tmp_path / "deep" / "run")
     assert list(tmp_path.iterdir()) == []

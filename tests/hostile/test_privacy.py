@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.data import Dataset
 
+from securesgd.clipping.engine import ClippedSum, ClippingEngine
+from securesgd.clipping.rules import convolution
 from securesgd.errors import InvalidInputError
-from securesgd.mechanism import HeterogeneousGaussianMechanism
+from securesgd.privacy.mechanism import HeterogeneousGaussianMechanism
 from securesgd.runtime.grid_release import GridRelease
 from securesgd.runtime.key_stream import KeyStream
-from securesgd.training import TrainingSettings, train
-from securesgd.training.clipping import ClippedSum, ClippingEngine
-from securesgd.training.gradients import convolution
+from securesgd.training.loop import train
+from securesgd.training.settings import TrainingSettings
 from tests.command_line import run_here
 
 Loss = Callable[[Tensor, Tensor], Tensor]

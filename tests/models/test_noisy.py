@@ -6,11 +6,11 @@ import torch
 from scipy.stats import chi2
 from torch import nn
 
+from securesgd.clipping.engine import ClippingEngine
 from securesgd.errors import InvalidInputError
 from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.theory import NORMS, component_std
-from securesgd.training.clipping import ClippingEngine
 
 
 def small(place="first-layer"):

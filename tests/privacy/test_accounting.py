@@ -20,11 +20,11 @@ from securesgd.privacy import (
     UnprotectedRelease,
     dp_event,
     epsilon_spent,
-    loss_distribution,
+    pld,
 )
 from securesgd.privacy.composition import Group
-from securesgd.privacy.loss_distribution import pld_epsilon
-from securesgd.privacy.renyi import rdp_epsilon
+from securesgd.privacy.pld import pld_epsilon
+from securesgd.privacy.rdp import rdp_epsilon
 
 MNIST = 1024 / 60000
 
@@ -158,7 +158,7 @@ def test_a_numerical_failure_is_infinite_with_a_warning(monkeypatch):
     def fails(*_):
         raise OverflowError("too large")
 
-    monkeypatch.setattr(loss_distribution, "_composed", fails)
+    monkeypatch.setattr(pld, "_composed", fails)
     with pytest.warns(UserWarning, match="infinite"):
         assert epsilon_spent([steps(0.0123, 1.77, 3)], 1e-5) == math.inf
 

@@ -13,7 +13,7 @@ from securesgd.privacy import (
     calibrated_noise_multiplier,
     epsilon_spent,
 )
-from securesgd.privacy.monotone_search import largest_within
+from securesgd.privacy.calibration import largest_within
 
 MNIST = 1024 / 60000
 SETTINGS = [

@@ -18,7 +18,7 @@ from securesgd.privacy import (
     epsilon_spent,
     replayed_statement,
 )
-from securesgd.privacy.line_chain import sealed, verified_chain
+from securesgd.runtime.hash_chain import sealed, verified_chain
 
 RELEASE = GaussianRelease(noise_multiplier=10.0, label="redistribution r")
 

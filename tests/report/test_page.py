@@ -10,12 +10,12 @@ import pytest
 
 from securesgd.config import run_config
 from securesgd.errors import InvalidInputError
-from securesgd.pipeline import train_run
-from securesgd.report import curves
-from securesgd.report.curves import compared_curves_figure
+from securesgd.report import plots as curves
 from securesgd.report.page import _rounded_up, report
-from securesgd.report.rows import read_rows
+from securesgd.report.plots import compared_curves_figure
 from securesgd.report.run_record import read_run
+from securesgd.run import train_run
+from securesgd.runtime.tables import read_rows
 from tests.command_line import run_here
 from tests.recorded_numbers import NUMBER, ROOT, is_there
 

@@ -12,10 +12,11 @@ import torch
 from scipy.stats import norm
 from torch import nn
 
+from securesgd.clipping.engine import ClippingEngine
 from securesgd.runtime.grid_release import GridRelease
 from securesgd.runtime.key_stream import KeyStream
 from securesgd.theory import delta_from
-from securesgd.training import ClippingEngine, per_example_cross_entropy
+from securesgd.training.loop import per_example_cross_entropy
 
 from .old_noise import box_muller
 

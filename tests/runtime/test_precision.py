@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from securesgd.certify import certify
+from securesgd.certificates.certify import certify
+from securesgd.clipping.engine import ClippingEngine
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.runtime.precision import require_full_precision
-from securesgd.training import ClippingEngine, per_example_cross_entropy
+from securesgd.runtime.machine import require_full_precision
+from securesgd.training.loop import per_example_cross_entropy
 
 MKLDNN = torch.backends.mkldnn
 

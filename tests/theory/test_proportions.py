@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import binom, binomtest
 
 from securesgd.errors import InvalidInputError
-from securesgd.theory.proportions import wilson_interval
+from securesgd.theory.confidence import wilson_interval
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 10), (1, 10), (81, 263), (500, 1000), (1000, 1000)])

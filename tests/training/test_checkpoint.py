@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from securesgd.errors import DamagedFileError
-from securesgd.training.checkpoint import Checkpoint, load_tensors, save_tensors
+from securesgd.runtime.tensors import Checkpoint, load_tensors, save_tensors
 
 TENSORS = {
     "a": torch.arange(12.0).reshape(3, 4).T,

@@ -8,7 +8,7 @@ import torch
 from securesgd.errors import InvalidInputError
 from securesgd.privacy import Ledger, replayed_statement
 from securesgd.runtime.randomness import Randomness
-from securesgd.training import train
+from securesgd.training.loop import train
 
 from .conftest import small_data, small_model, small_settings
 

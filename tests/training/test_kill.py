@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from securesgd.privacy import Ledger, replayed_statement
-from securesgd.training import train
-from securesgd.training.checkpoint import load_tensors
+from securesgd.runtime.tensors import load_tensors
+from securesgd.training.loop import train
 
 from .conftest import small_data, small_model, small_settings
 
@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, sys.argv[1])
 torch.set_num_threads(1)
 from tests.training.conftest import small_data, small_model, small_settings
-from securesgd.training import train
+from securesgd.training.loop import train
 print("ready", flush=True)
 show = lambda report: print(report.step, flush=True)
 settings = small_settings(steps=300, checkpoint_steps=2)

@@ -20,7 +20,7 @@ from securesgd.privacy import (
     replayed_statement,
 )
 from securesgd.runtime.randomness import Randomness
-from securesgd.training.interlude import Interlude
+from securesgd.training.accounted_run import Interlude
 from securesgd.training.loop import per_example_cross_entropy, train
 
 from .conftest import small_data, small_model, small_settings

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from securesgd.privacy import Ledger
-from securesgd.training import train
-from securesgd.training.checkpoint import load_tensors
+from securesgd.runtime.tensors import load_tensors
+from securesgd.training.loop import train
 
 from .conftest import small_data, small_model, small_settings
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 sys.path.insert(0, sys.argv[1])
 from tests.training.conftest import small_data, small_model, small_settings
 from securesgd.errors import SecureSGDError
-from securesgd.training import train
+from securesgd.training.loop import train
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from securesgd.attacks.harness import Attacked
+from securesgd.attacks.robust_accuracy import COLUMNS
+from securesgd.attacks.sanity_checks import Suspicion
 from securesgd.attacks.settings import AttackSettings
-from securesgd.attacks.suspicion import Suspicion
 from securesgd.errors import DamagedFileError
-from securesgd.folder_lock import locked_folder
-from securesgd.report.attacked import COLUMNS
-from securesgd.report.rows import read_rows, write_rows
-from securesgd.storage import file_digest, read_json, write_json
-from securesgd.training.checkpoint import Checkpoint, load_tensors, save_tensors
+from securesgd.runtime.run_folder import locked_folder
+from securesgd.runtime.storage import file_digest, read_json, write_json
+from securesgd.runtime.tables import read_rows, write_rows
+from securesgd.runtime.tensors import Checkpoint, load_tensors, save_tensors
 
 ROWS, RECORD, IMAGES = "attacks.csv", "attacks.json", "attacked-images"
 _COUNTS = ("outside", "flat", "attacked", "passes")

@@ -22,7 +22,7 @@ from securesgd.attacks.settings import AttackSettings
 from securesgd.attacks.streams import stream
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import vote_counts
-from securesgd.theory.validation import whole_number
+from securesgd.validate import whole_number
 
 Certifier = Callable[[Tensor, NDArray[np.int64], str], dict[str, NDArray[Any]]]
 """(images, indices, "clean" or "attacked") to `prediction`, `tight` and `as-published` radii, an entry per image."""

@@ -1,7 +1,7 @@
 """The loss of a model, noisy or not, with its gradient averaged over noise draws (EOT), and the votes of those draws.
 
 The first layer is linear, so it is computed once per image, only the rest of the network runs per draw, and the
-gradient comes back through the layer once (`models/cut.py`). All draws of an image are in one pass.
+gradient comes back through the layer once (`models/split_network.py`). All draws of an image are in one pass.
 
 The images of a pass share their noise draws. Each image still sees independent draws, fresh at every look, which is all
 an attack needs; what is *measured* is measured by the harness, with noise of its own for every image.
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from securesgd.attacks.losses import LOSSES, smoothed_margin
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.models.cut import CutNetwork
 from securesgd.models.noisy import NoisyNetwork
+from securesgd.models.split_network import CutNetwork
 
 CONFIRMING = 100
 """Draws of the second look that decides whether a noisy image is wrong: ten looks of twenty draws are many chances."""

@@ -26,7 +26,7 @@ from typing import Any
 
 from securesgd.attacks.losses import LOSSES
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.theory.validation import whole_number
+from securesgd.validate import whole_number
 
 ATTACK_NORMS = ("linf", "l2")
 PROTOCOLS = ("sound", "as-published")

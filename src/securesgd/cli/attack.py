@@ -20,9 +20,9 @@ from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from securesgd.attacks.evaluate import Evaluation
     from securesgd.attacks.settings import AttackSettings
     from securesgd.data.load import LoadedData
-    from securesgd.evaluation import Evaluation
 
 PAPER = ("fgsm", "ifgsm", "mim", "madry")
 """What `all` stands for: the attacks of the paper."""
@@ -60,11 +60,11 @@ def attack(
     clean and at the attacked image. Adds to attacks.csv (a row per image) and attacks.json of the run folder; what is
     there is kept, and a stopped command goes on where it was. Draws attacks.png.
     """
+    from securesgd.attacks.evaluate import EvaluationSettings, evaluate_run
     from securesgd.attacks.settings import attack_settings
     from securesgd.data.load import load
-    from securesgd.evaluation import EvaluationSettings, evaluate_run
-    from securesgd.pipeline import load_run
-    from securesgd.training.memory import keep_memory
+    from securesgd.run import load_run
+    from securesgd.runtime.machine import keep_memory
 
     budgets = numbers("budget", budget)
     if not budgets:
@@ -170,7 +170,7 @@ def _gallery(run: Path, data: "LoadedData", result: "Evaluation") -> Path | None
     """Draw the strongest attack measured now; None if nothing new was measured or inputs are not images."""
     from securesgd.attacks.cells import ROWS
     from securesgd.report.gallery import chosen_rows, gallery_figure
-    from securesgd.report.rows import read_rows
+    from securesgd.runtime.tables import read_rows
 
     fresh = [name for name in result.images if name in result.cells]
     if not fresh or len(data.input_shape) != 3:

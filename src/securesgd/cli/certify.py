@@ -52,17 +52,16 @@ def certify(
     whenever you like: the same command goes on where it was. Under torchrun all processes share the work:
     [dim]torchrun --nproc-per-node 4 --no-python securesgd certify runs/a[/]
     """
-    from securesgd.certify.certificates import ALL_RULES
-    from securesgd.certify.run import CERTIFICATES, certify_run
-    from securesgd.certify.settings import CertifySettings
+    from securesgd.certificates.record import ALL_RULES, CertifySettings
+    from securesgd.certificates.run_certificates import CERTIFICATES, certify_run
+    from securesgd.certificates.summary import certified_summary
     from securesgd.data.load import load
     from securesgd.models.noisy import NoisyNetwork
-    from securesgd.pipeline import load_run
-    from securesgd.report.certified import certified_summary
-    from securesgd.report.curves import certified_curves_figure
-    from securesgd.report.rows import read_rows
-    from securesgd.training.memory import keep_memory
-    from securesgd.training.processes import Processes
+    from securesgd.report.plots import certified_curves_figure
+    from securesgd.run import load_run
+    from securesgd.runtime.machine import keep_memory
+    from securesgd.runtime.processes import Processes
+    from securesgd.runtime.tables import read_rows
 
     keep_memory()
     config, model = load_run(run)
@@ -122,9 +121,9 @@ def certify(
 
 def _checked(run: Path, model: Any, inputs: Any, rows: list[dict[str, Any]], failure_prob: float, seed: int) -> Any:
     """Return the result of attacking the certificates of one norm, with progress."""
-    from securesgd.certify.run import SENSITIVITIES
-    from securesgd.certify.weights import known_sensitivity
-    from securesgd.soundness import check_run
+    from securesgd.attacks.falsify import check_run
+    from securesgd.certificates.run_certificates import SENSITIVITIES
+    from securesgd.certificates.weights import known_sensitivity
 
     worst = known_sensitivity(model, rows[0]["norm"], run / SENSITIVITIES).direction
     words = "searching certified balls"

@@ -18,7 +18,7 @@ from securesgd.cli.report import report
 from securesgd.cli.train import training_progress
 
 if TYPE_CHECKING:
-    from securesgd.pipeline import TrainedRun
+    from securesgd.run import TrainedRun
 
 _CERTIFIED, _ATTACKED = 297, 60  # test digits: all of them, and as many as can be attacked in half a minute
 _BUDGET = 0.05
@@ -30,8 +30,8 @@ def demo(
 ) -> None:
     """The whole path on embedded data: Figure 1, private training with noise, certificates, attacks, a report."""
     from securesgd.config import run_config
-    from securesgd.experiments.reproduce import reproduce as make
-    from securesgd.pipeline import train_run
+    from securesgd.reproduce.reproduce import reproduce as make
+    from securesgd.run import train_run
     from securesgd.theory.noise_table import noise_rows
 
     print_noise_table(noise_rows(epsilon=[0.5, 1, 2, 4, 8], delta=[DEFAULT_DELTA]), answer="sigma")
@@ -51,9 +51,9 @@ def demo(
 
 def _print_end(run: "TrainedRun", page: Path) -> None:
     """Print the table that says it all: accuracies from the records on disk, the budget spent, where the report is."""
-    from securesgd.report.certified import certified_accuracy
-    from securesgd.report.rows import read_rows
-    from securesgd.storage import read_json
+    from securesgd.certificates.summary import certified_accuracy
+    from securesgd.runtime.storage import read_json
+    from securesgd.runtime.tables import read_rows
 
     rows = [row for row in read_rows(run.folder / "certificates.csv") if row["norm"] == "linf"]
     cells = read_json(run.folder / "attacks.json")["cells"].values()

@@ -5,7 +5,7 @@ __all__ = ["numbers", "settings_of"]
 from typing import Any
 
 from securesgd.errors import InvalidInputError
-from securesgd.storage import parse_json
+from securesgd.runtime.storage import parse_json
 
 _MOST_NUMBERS = 1000
 """Of one option: each is a row of a table, or an attack of minutes."""

@@ -47,9 +47,9 @@ def reproduce(
     Every finished cell is on disk at once: stop whenever you like, the same command goes on where it was. Models stay
     in --work, so that they can be certified and attacked again without training.
     """
-    from securesgd.experiments.grid import open_cells
-    from securesgd.experiments.reproduce import EXPERIMENTS, FIGURES, PROFILES, recorded_profile
-    from securesgd.experiments.reproduce import reproduce as make
+    from securesgd.reproduce.grid import open_cells
+    from securesgd.reproduce.reproduce import EXPERIMENTS, FIGURES, PROFILES, recorded_profile
+    from securesgd.reproduce.reproduce import reproduce as make
 
     names = list(FIGURES) if experiment == "all" else [experiment]
     if names[0] not in EXPERIMENTS:

@@ -41,8 +41,8 @@ def train(
     at any moment (Ctrl-C, kill, power cut) and continued with --resume; what was spent is in its ledger.
     """
     from securesgd.config import RunConfig, run_config
-    from securesgd.pipeline import saved_config, train_run
-    from securesgd.training.memory import keep_memory
+    from securesgd.run import saved_config, train_run
+    from securesgd.runtime.machine import keep_memory
 
     keep_memory()
     if resume:

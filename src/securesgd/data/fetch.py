@@ -16,7 +16,7 @@ from securesgd.data.places import missing_files, roots, verified
 from securesgd.data.registries import debian_archive, npm_archive
 from securesgd.data.unpack import unpacked
 from securesgd.errors import DamagedFileError, DataUnavailableError, InvalidInputError
-from securesgd.storage import write_whole
+from securesgd.runtime.storage import write_whole
 
 _Contents = Iterator[tuple[StoredFile, bytes]]
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from securesgd.data.arrays import CheckedArrays, checked_arrays, require_memory
 from securesgd.errors import DamagedFileError, InvalidInputError
-from securesgd.storage import open_regular
+from securesgd.runtime.storage import open_regular
 
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _GREY = ("1", "L")

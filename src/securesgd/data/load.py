@@ -1,21 +1,148 @@
-"""A data set as tensors: by name, from a .npz file, or from a folder of images."""
+"""A data set as tensors: by name, from a .npz file, from a folder of images, or from torch Datasets."""
 
-__all__ = ["LoadedData", "from_datasets", "load"]
+__all__ = ["LoadedData", "from_datasets", "load", "loaded_data"]
 
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from securesgd.data.arrays import CheckedArrays, checked_arrays
+from securesgd.data.builtin import digits_arrays, stored_arrays
 from securesgd.data.catalog import CATALOG, DataSet
-from securesgd.data.digits import digits_arrays
 from securesgd.data.download import Progress
 from securesgd.data.fetch import fetch
 from securesgd.data.image_folder import image_folder_arrays
-from securesgd.data.loaded import LoadedData, loaded_data
 from securesgd.data.npz import npz_arrays
 from securesgd.data.places import presence
-from securesgd.data.stored import stored_arrays
-from securesgd.data.torch_datasets import from_datasets
 from securesgd.errors import DataUnavailableError, InvalidInputError, nearest
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoadedData:
+    """A data set in memory.
+
+    *_inputs    float32 in [0, 1], (n, *input_shape); *_targets int64 in 0..classes-1
+    holdout_*   taken out of the training examples for validation, None if none was asked for; whatever is chosen by
+                looking at them is not covered by the privacy of the training run
+    source      what a run folder records: name, how it was split, the seed of the holdout, and the sizes. Nothing in
+                it but the sizes depends on the examples, so it can be published beside a private model; where the
+                claim is add-or-remove-one, without those of training and holdout
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    train_inputs: Tensor
+    train_targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+    holdout_inputs: Tensor | None
+    holdout_targets: Tensor | None
+    source: dict[str, Any]
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.class_names)
+
+
+def loaded_data(arrays: CheckedArrays, *, name: str, split: str, holdout: int, seed: int) -> LoadedData:
+    """Return the arrays as tensors, `holdout` random training examples set apart with `seed`; the others keep order.
+
+    Raises: InvalidInputError if holdout is not in 0..training examples - 1, or the seed negative.
+    """
+    examples = len(arrays.train_inputs)
+    if not 0 <= holdout < examples:
+        raise InvalidInputError(f"holdout must be in 0..{examples - 1} for {examples} training examples, got {holdout}")
+    if seed < 0:
+        raise InvalidInputError(f"seed must be >= 0, got {seed}")
+    apart = np.zeros(examples, bool)
+    apart[np.random.default_rng(seed).permutation(examples)[:holdout]] = True
+    kept = slice(None) if holdout == 0 else ~apart
+    train_inputs = _tensor(arrays.train_inputs[kept])
+    return LoadedData(
+        name=name,
+        class_names=arrays.class_names,
+        input_shape=tuple(train_inputs.shape[1:]),
+        train_inputs=train_inputs,
+        train_targets=torch.tensor(arrays.train_targets[kept]),
+        test_inputs=_tensor(arrays.test_inputs),
+        test_targets=torch.tensor(arrays.test_targets),
+        holdout_inputs=_tensor(arrays.train_inputs[apart]) if holdout else None,
+        holdout_targets=torch.tensor(arrays.train_targets[apart]) if holdout else None,
+        source={
+            "name": name,
+            "split": split,
+            "seed": seed,
+            "sizes": {"train": examples - holdout, "holdout": holdout, "test": len(arrays.test_inputs)},
+        },
+    )
+
+
+def _tensor(pixels: NDArray[Any]) -> Tensor:
+    """Return a float32 tensor in [0, 1] of its own memory."""
+    tensor = torch.empty(pixels.shape, dtype=torch.float32)
+    tensor.numpy()[:] = pixels
+    return tensor.div_(255) if pixels.dtype == np.uint8 else tensor
+
+
+def from_datasets(
+    train: Dataset[Any],
+    test: Dataset[Any],
+    classes: int | Sequence[str],
+    *,
+    name: str = "custom",
+    holdout: int = 0,
+    seed: int = 0,
+) -> LoadedData:
+    """Return the examples of two torch Datasets; `classes` is their number or their names.
+
+    Each item is (input, label): the input a tensor, array or picture, uint8 in 0..255 or float in [0, 1].
+    Assumes: item i is the same at every access; random transforms would be frozen at their first value.
+    Raises: InvalidInputError for items of another kind, different shapes, or anything `load` refuses.
+    """
+    arrays = checked_arrays(_stacked(train, "train"), _stacked(test, "test"), classes, name)
+    return loaded_data(arrays, name=name, split="train and test as given", holdout=holdout, seed=seed)
+
+
+def _stacked(dataset: Dataset[Any], what: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    if not isinstance(dataset, Sized):
+        raise InvalidInputError(f"the {what} Dataset has no length; needed: a map-style Dataset, not an iterable one")
+    if len(dataset) == 0:
+        raise InvalidInputError(f"the {what} Dataset is empty; it needs at least one example")
+    inputs: list[NDArray[Any]] = []
+    labels: list[NDArray[Any]] = []
+    for i in range(len(dataset)):
+        item = dataset[i]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise InvalidInputError(
+                f"item {i} of the {what} Dataset is a {type(item).__name__}; needed: (input, label)"
+            )
+        pixels, label = (_array(part) for part in item)
+        if inputs and (pixels.shape, pixels.dtype) != (inputs[0].shape, inputs[0].dtype):
+            raise InvalidInputError(
+                f"item {i} of the {what} Dataset is {pixels.dtype}{pixels.shape} but item 0 is "
+                f"{inputs[0].dtype}{inputs[0].shape}; all inputs must have the same shape and type"
+            )
+        if label.size != 1:
+            raise InvalidInputError(
+                f"item {i} of the {what} Dataset has a label of shape {label.shape}; needed: a number"
+            )
+        inputs.append(pixels)
+        labels.append(label.reshape(()))
+    return np.stack(inputs), np.stack(labels)
+
+
+def _array(value: Any) -> NDArray[Any]:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 def load(

@@ -13,7 +13,7 @@ import numpy as np
 
 from securesgd.data.arrays import CheckedArrays, checked_arrays, require_memory
 from securesgd.errors import DamagedFileError, InvalidInputError
-from securesgd.storage import open_regular
+from securesgd.runtime.storage import open_regular
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
 _FREE, _RATIO = 64 << 20, 200

@@ -10,7 +10,7 @@ from typing import Literal
 
 from securesgd.data.catalog import DataSet, StoredFile
 from securesgd.errors import DamagedFileError
-from securesgd.storage import read_bytes
+from securesgd.runtime.storage import read_bytes
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import IO, Literal
 
 from PIL import Image
 
+from securesgd.data.builtin import batch_from_png_row
 from securesgd.data.catalog import StoredFile
-from securesgd.data.cifar import batch_from_png_row
 from securesgd.errors import DamagedFileError
-from securesgd.storage import MAX_JSON, parse_json
+from securesgd.runtime.storage import MAX_JSON, parse_json
 
 _LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # spelled so in the package
 _BROKEN = (

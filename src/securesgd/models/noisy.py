@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.models.only_path import require_one_product, require_same_on, trace_input
+from securesgd.models.input_path import require_one_product, require_same_on, trace_input
 from securesgd.models.scale import Scale
 from securesgd.theory import Convolution, Sensitivity, sensitivity
 from securesgd.theory.linear_maps import LinearMap, Matrix

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from securesgd.models.cut import CutNetwork
 from securesgd.models.noisy import NoisyNetwork
+from securesgd.models.split_network import CutNetwork
 
 Scores = Literal["votes", "soft"]
 

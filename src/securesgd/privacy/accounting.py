@@ -9,11 +9,11 @@ from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.privacy.checked import delta_checked
 from securesgd.privacy.composition import Composition, composed
 from securesgd.privacy.events import PrivacyEvent
-from securesgd.privacy.loss_distribution import pld_epsilon
-from securesgd.privacy.renyi import rdp_epsilon
+from securesgd.privacy.pld import pld_epsilon
+from securesgd.privacy.rdp import rdp_epsilon
+from securesgd.validate import delta_checked
 
 Adjacency = Literal["zero-out", "add-or-remove-one"]
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
@@ -28,7 +28,7 @@ def epsilon_spent(events: Iterable[PrivacyEvent], delta: float, accountant: str 
 
     Guarantee: publishing all the events' results is (epsilon, delta)-differentially private when one example
     is added or removed (each event's sampling rate being fixed), or zeroed out. The figure errs upwards (see
-    `loss_distribution` and `renyi`), is never negative or NaN, does not depend on the order of the events or on how
+    `pld` and `rdp`), is never negative or NaN, does not depend on the order of the events or on how
     steps are split into blocks, and is inf if an event has no noise or no guarantee. No events cost 0.
     Assumes: each event's own premises; results are cached, so asking again at every logging step is free.
     Raises: InvalidInputError for an invalid event, delta or accountant.

@@ -24,7 +24,7 @@ from typing import Any
 import dp_accounting
 
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.privacy.checked import (
+from securesgd.validate import (
     count_checked,
     noise_multiplier_checked,
     sampling_rate_checked,

@@ -29,14 +29,13 @@ import securesgd
 from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError
 from securesgd.privacy.accounting import Adjacency, accountant_version, epsilon_spent
 from securesgd.privacy.calibration import affordable_steps
-from securesgd.privacy.checked import count_checked, text_checked
-from securesgd.privacy.durable_file import DurableFile
 from securesgd.privacy.events import PrivacyEvent, SampledGaussianSteps, event_json
-from securesgd.privacy.ledger_record import Block, Header, Record, ledger_lines
-from securesgd.privacy.line_chain import Chain, sealed, verified_chain
-from securesgd.privacy.paid_steps import PaidSteps
+from securesgd.privacy.ledger_record import Block, Header, PaidSteps, Record, ledger_lines
 from securesgd.privacy.statement import NoiseScheme, PrivacyStatement, privacy_statement
-from securesgd.storage import read_bytes
+from securesgd.runtime.append_only_file import DurableFile
+from securesgd.runtime.hash_chain import Chain, sealed, verified_chain
+from securesgd.runtime.storage import read_bytes
+from securesgd.validate import count_checked, text_checked
 
 SAME_EPSILON = 1e-6  # relative; other processors round the FFT differently
 

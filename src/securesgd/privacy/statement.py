@@ -15,9 +15,9 @@ from securesgd.privacy.accounting import (
     accountant_version,
     epsilon_of,
 )
-from securesgd.privacy.checked import count_checked, delta_checked, positive_checked
 from securesgd.privacy.composition import composed
 from securesgd.privacy.events import PrivacyEvent
+from securesgd.validate import count_checked, delta_checked, positive_checked
 
 SEEDED = "the noise has a fixed seed, so it can be computed and subtracted by anyone who knows or guesses it"
 _ADJACENT = {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from securesgd.report.picture import plain_text, write_picture
+from securesgd.report.plots import plain_text, write_picture
 
 Row = Mapping[str, Any]
 _FELL, _STANDS = "#B2182B", "#1B7837"

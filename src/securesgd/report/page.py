@@ -14,12 +14,11 @@ from typing import Any
 import jinja2
 
 from securesgd import __version__
+from securesgd.certificates.summary import certified_summary, guarantee_in_words
 from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
-from securesgd.report.budget_spent_picture import budget_spent_figure
-from securesgd.report.certified import certified_summary, guarantee_in_words
-from securesgd.report.curves import compared_curves_figure
+from securesgd.report.plots import budget_spent_figure, compared_curves_figure
 from securesgd.report.run_record import RunRecord, is_noisy, read_run
-from securesgd.storage import open_regular, read_bytes, read_json, write_whole
+from securesgd.runtime.storage import open_regular, read_bytes, read_json, write_whole
 
 _BEGINNING = b"<!doctype html>"
 _PNG = b"\x89PNG\r\n\x1a\n"

@@ -12,13 +12,13 @@ from typing import Any
 import safetensors
 from safetensors import SafetensorError
 
+from securesgd.certificates.summary import certified_summary, record_digest, require_true_radii
 from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
 from securesgd.methods import METHODS
 from securesgd.privacy import replayed_statement
 from securesgd.privacy.statement import PrivacyStatement
-from securesgd.report.certified import certified_summary, record_digest, require_true_radii
-from securesgd.report.rows import read_rows
-from securesgd.storage import MAX_TOML, file_digest, open_regular, parse_json, read_bytes, read_json, read_toml
+from securesgd.runtime.storage import MAX_TOML, file_digest, open_regular, parse_json, read_bytes, read_json, read_toml
+from securesgd.runtime.tables import read_rows
 
 
 @dataclass(kw_only=True)

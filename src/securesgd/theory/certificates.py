@@ -29,7 +29,7 @@ from scipy.special import ndtri
 
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.theory.gaussian import noise_multiplier
-from securesgd.theory.validation import (
+from securesgd.validate import (
     Array,
     broadcast,
     closed_probability,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from securesgd.errors import InvalidInputError
-from securesgd.theory.validation import finite, open_probability
+from securesgd.validate import finite, open_probability
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from numpy.typing import ArrayLike
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri, ndtri_exp
 
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.theory.validation import Array, broadcast, like_input, nonnegative, open_probability, positive
+from securesgd.validate import Array, broadcast, like_input, nonnegative, open_probability, positive
 
 Mechanism = Literal["classic", "extended", "analytic"]
 MECHANISMS: tuple[str, ...] = get_args(Mechanism)

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
 from securesgd.errors import InvalidInputError
-from securesgd.theory.validation import Array, finite, whole_number
+from securesgd.validate import Array, finite, whole_number
 
 
 class LinearMap(Protocol):

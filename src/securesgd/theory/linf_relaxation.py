@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import scipy.sparse as sp
 
-from securesgd.theory.validation import Array
+from securesgd.validate import Array
 
 
 def relaxed_diagonal(gram: sp.csr_array, iterations: int = 300) -> tuple[Array, Array]:

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtrc, betainc
 
 from securesgd.errors import InvalidInputError
-from securesgd.theory.validation import Array, broadcast, like_input, nonnegative, open_probability, whole_number
+from securesgd.validate import Array, broadcast, like_input, nonnegative, open_probability, whole_number
 
 
 def ahead_log_p_value(first: ArrayLike, second: ArrayLike) -> Array:

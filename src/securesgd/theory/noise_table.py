@@ -8,7 +8,7 @@ from typing import Any
 
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.theory.gaussian import MECHANISMS, delta_from, epsilon_from, noise_multiplier
-from securesgd.theory.validation import positive
+from securesgd.validate import positive
 
 
 def noise_rows(

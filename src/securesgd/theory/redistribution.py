@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.theory.validation import Array, finite, nonnegative, positive, whole_number
+from securesgd.validate import Array, finite, nonnegative, positive, whole_number
 
 Direction = Literal["vulnerable", "inverse"]
 _SUM_TOLERANCE = 1e-6

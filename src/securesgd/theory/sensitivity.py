@@ -30,7 +30,7 @@ from securesgd.theory.linear_maps import Convolution, LinearMap, as_linear_map
 from securesgd.theory.linf_relaxation import polished, relaxed_diagonal, sign_vector
 from securesgd.theory.redistribution import uniform, validated
 from securesgd.theory.spectral import dominating_shift, largest_eigenvalue_guess, symbol_norm
-from securesgd.theory.validation import Array
+from securesgd.validate import Array
 
 Norm = Literal["l1", "l2", "linf"]
 NORMS: tuple[str, ...] = get_args(Norm)

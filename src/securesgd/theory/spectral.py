@@ -15,7 +15,7 @@ import scipy.sparse.linalg
 from threadpoolctl import threadpool_limits
 
 from securesgd.theory.linear_maps import Convolution
-from securesgd.theory.validation import Array
+from securesgd.validate import Array
 
 _UNIT = float(np.finfo(np.float64).eps) / 2
 

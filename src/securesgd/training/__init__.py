@@ -1,15 +1,4 @@
-"""DP-SGD: per-example clipping, Poisson sampling, noise, and a loop in which every step is paid for first."""
+"""DP-SGD: the loop in which every step is accounted for before it runs, its settings and its state.
 
-from securesgd.training.clipping import ClippedSum, ClippingEngine
-from securesgd.training.loop import StepReport, TrainingResult, per_example_cross_entropy, train
-from securesgd.training.settings import TrainingSettings
-
-__all__ = [
-    "ClippedSum",
-    "ClippingEngine",
-    "StepReport",
-    "TrainingResult",
-    "TrainingSettings",
-    "per_example_cross_entropy",
-    "train",
-]
+Import `train` from `loop` and `TrainingSettings` from `settings`; users get both from `securesgd` itself.
+"""

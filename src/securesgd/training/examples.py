@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from securesgd.errors import InvalidInputError
-from securesgd.training.random_state import BufferState, RandomState
+from securesgd.runtime.random_state import BufferState, RandomState
 
 _READ_BATCH = 1000
 _RUN_BATCH = 100  # through the model at once

@@ -1,6 +1,6 @@
 """DP-SGD, lines 4-16 of Algorithm 1: sample, clip, add up, add noise, divide, descend; every step paid for first."""
 
-__all__ = ["StepReport", "TrainingResult", "per_example_cross_entropy", "train"]
+__all__ = ["NotFiniteError", "StepReport", "TrainingResult", "per_example_cross_entropy", "plain_sum", "train"]
 
 import time
 from collections.abc import Callable
@@ -16,20 +16,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
+from securesgd.clipping.engine import ClippedSum, ClippingEngine, Loss
+from securesgd.clipping.rules.forms import MOST_EXAMPLES
 from securesgd.errors import InvalidInputError
 from securesgd.privacy import Ledger, PrivacyStatement
 from securesgd.runtime.grid_release import GridRelease
+from securesgd.runtime.processes import Processes
 from securesgd.runtime.randomness import Randomness
-from securesgd.training.checkpoint import Checkpoint, load_tensors
-from securesgd.training.clipping import ClippingEngine, Loss
+from securesgd.runtime.run_folder import RunFolder
+from securesgd.runtime.tensors import Checkpoint, load_tensors
+from securesgd.training.accounted_run import Interlude, PaidRun, Question
 from securesgd.training.examples import Examples, check_examples, data_digest, examples_of
-from securesgd.training.gradients.forms import MOST_EXAMPLES
-from securesgd.training.interlude import Interlude
-from securesgd.training.paid_run import PaidRun
-from securesgd.training.plain import plain_sum
-from securesgd.training.processes import Processes
-from securesgd.training.question import Question
-from securesgd.training.run_folder import RunFolder
 from securesgd.training.settings import TrainingSettings
 from securesgd.training.state import TrainingState
 
@@ -241,3 +238,33 @@ def _loaded(state: TrainingState, processes: Processes, files: RunFolder, starte
         statement=statement,
         seconds=time.perf_counter() - started,
     )
+
+
+class NotFiniteError(InvalidInputError):
+    """The loss of an example is NaN or infinite. Only training that protects nothing may say so."""
+
+
+def plain_sum(
+    model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, copies: int = 1, micro_batch: int | None = None
+) -> ClippedSum:
+    """Return the sum over examples of their gradients, unclipped: no privacy. `norms` is empty.
+
+    Arguments as for `ClippingEngine.clipped_sum`, so that one loop serves all methods.
+    """
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    device = next(iter(parameters.values())).device
+    total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
+    losses = [torch.zeros(0, device=device)]
+    step = micro_batch or max(1, len(inputs))
+    for start in range(0, len(inputs), step):
+        rows = inputs[start : start + step].to(device).repeat_interleave(copies, dim=0)
+        values = loss(model(rows), targets[start : start + step].to(device).repeat_interleave(copies, dim=0))
+        gradients = torch.autograd.grad(values.sum() / copies, list(parameters.values()), allow_unused=True)
+        for name, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                total[name] += gradient
+        losses.append(values.detach().view(-1, copies).mean(dim=1))
+    every = torch.cat(losses)
+    if not bool(torch.isfinite(every).all()):
+        raise NotFiniteError("the loss is not finite; check the input for NaN or a learning rate that is too large")
+    return ClippedSum(total, torch.zeros(0, device=device), every, skipped=0)

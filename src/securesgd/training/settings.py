@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.privacy.accounting import Adjacency, accountant_checked
-from securesgd.privacy.checked import (
+from securesgd.validate import (
     count_checked,
     delta_checked,
     noise_multiplier_checked,

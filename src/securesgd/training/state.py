@@ -1,6 +1,6 @@
 """Everything that changes from step to step: weights, optimizer, average. All of it is post-processing of releases."""
 
-__all__ = ["TrainingState"]
+__all__ = ["TrainingState", "WeightAverage"]
 
 from typing import Any
 
@@ -8,8 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from securesgd.errors import DamagedFileError, InvalidInputError
-from securesgd.training.averaging import WeightAverage
 from securesgd.training.settings import TrainingSettings
+
+
+class WeightAverage:
+    """average ← d·average + (1 − d)·weights, with d growing from 0.1 to `decay` so that the start is forgotten."""
+
+    def __init__(self, weights: dict[str, Tensor], decay: float) -> None:
+        self.decay = decay
+        self.values = {name: weight.detach().clone() for name, weight in weights.items()}
+
+    def update(self, weights: dict[str, Tensor], step: int) -> None:
+        """Take in the weights after step `step`."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.values.values()), [weights[n].detach() for n in self.values], 1 - decay)
+
 
 _OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda parameters, s: torch.optim.SGD(parameters, lr=s.learning_rate, momentum=s.momentum),

@@ -1,0 +1,181 @@
+"""What a certification is asked to do."""
+
+__all__ = [
+    "ALL_RULES",
+    "FRESH",
+    "OTHERS",
+    "SCORES",
+    "SEEDED",
+    "Certificates",
+    "CertifySettings",
+    "published_whitened_sensitivity",
+    "sensitivity_of",
+]
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securesgd.errors import InvalidInputError, nearest
+from securesgd.models.noisy import NoisyNetwork
+from securesgd.models.predict import Scores
+from securesgd.theory import NORMS, Sensitivity, published_sensitivity
+from securesgd.theory.certificates import ALL_RULES, radii_by_rule
+from securesgd.validate import Array, count_checked
+
+Others = Literal["auto", "rest", "each"]
+OTHERS: tuple[str, ...] = get_args(Others)
+SCORES: tuple[str, ...] = get_args(Scores)
+FRESH, SEEDED = "fresh; for any input", "seeded; for a test set fixed beforehand"
+MAX_DRAWS = 10**7
+"""Per example. The provable radius grows as the root of the logarithm of the draws: more would hardly show."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifySettings:
+    """How much to draw, how sure to be, and what is asked.
+
+    Without a question every example gets all `draws`. With `radius` drawing stops as soon as it is known whether the
+    radius is at least that; with `tolerance`, as soon as the radius is known to within that. Both are in the units of
+    the input.
+    """
+
+    norm: str = "linf"
+    draws: int = 10_000
+    """The most draws counted per example, besides the selection draws."""
+    selection_draws: int = 100
+    """Draws that choose the class, and where to place the bet of the confidence sequence. They are not counted."""
+    failure_prob: float = 0.001
+    """Bound on the probability that anything said about one example is wrong."""
+    seed: int | None = None
+    """None: fresh noise that nobody can know. A seed repeats the noise, and is for inputs fixed beforehand: for one
+    chosen by somebody who knows the seed, votes under it prove nothing."""
+    radius: float | None = None
+    tolerance: float | None = None
+    scores: str = "votes"
+    """`votes`: a draw counts for the class that wins it. `soft`: for every class by its softmax probability."""
+    others: str = "auto"
+    """How the other classes are bounded: together by 1 − p (`rest`, as Cohen et al. 2019), each by its own count
+    (`each`), or whichever the selection draws say gives the larger radius (`auto`)."""
+    input_range: tuple[float, float] | None = (0.0, 1.0)
+    """Inputs outside are refused: radii are in the units of the input, and 0..255 is a common mistake. None: any."""
+
+    def __post_init__(self) -> None:
+        for name, valid in (("norm", NORMS), ("scores", SCORES), ("others", OTHERS)):
+            value = getattr(self, name)
+            if value not in valid:
+                raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
+        count_checked("draws", self.draws, at_least=1, at_most=MAX_DRAWS)
+        count_checked("selection_draws", self.selection_draws, at_least=1, at_most=MAX_DRAWS)
+        if self.seed is not None:
+            count_checked("seed", self.seed, at_least=0)
+        if not (isinstance(self.failure_prob, float) and 0 < self.failure_prob < 1):
+            raise InvalidInputError(f"failure_prob is {self.failure_prob!r}; valid: between 0 and 1")
+        if self.radius is not None and not (math.isfinite(self.radius) and self.radius >= 0):
+            raise InvalidInputError(f"radius is {self.radius!r}; valid: finite and >= 0")
+        if self.tolerance is not None and not (math.isfinite(self.tolerance) and self.tolerance > 0):
+            raise InvalidInputError(f"tolerance is {self.tolerance!r}; valid: finite and > 0")
+        if self.radius is not None and self.tolerance is not None:
+            raise InvalidInputError("give a radius to be answered or a tolerance, not both")
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether drawing may stop early."""
+        return self.radius is not None or self.tolerance is not None
+
+    @property
+    def noise(self) -> str:
+        """Where the draws come from, and for which inputs they are evidence."""
+        return FRESH if self.seed is None else SEEDED
+
+    def json(self) -> dict[str, Any]:
+        """Return the settings as JSON holds them."""
+        values = asdict(self)
+        values["input_range"] = None if self.input_range is None else list(self.input_range)
+        return values
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Certificates:
+    """An entry per example, in the order of the inputs.
+
+    Guarantee: for each example, with probability >= 1 − settings.failure_prob over the draws: if it is not abstained,
+    `prediction` is the class of the smoothed classifier, and no change of the input of size below `radius` (in
+    settings.norm; any rule but `as-published`) makes it another one.
+    """
+
+    settings: CertifySettings
+    sensitivity: Sensitivity
+    published_sensitivity: float
+    """The paper's own Δ, which only the rule `as-published` uses."""
+    index: NDArray[np.int64]
+    prediction: NDArray[np.int64]
+    """The class the selection draws chose; without meaning where abstained."""
+    abstained: NDArray[np.bool_]
+    """The draws do not prove that the prediction is the smoothed classifier's class."""
+    answer: NDArray[Any]
+    """To "is a radius of at least settings.radius proven?": yes; no, and by no number of draws (with the way the other
+    classes are bounded); or open. Empty if nothing was asked."""
+    draws: NDArray[np.int64]
+    """Counted draws, besides settings.selection_draws."""
+    p_lower: Array
+    q_upper: Array
+    rounding: Array
+    """What the rounding of the layer may add to a move of it, in standard deviations; taken off before the radius."""
+    input_path: str
+    """`traced`: the whole way of the input to the noisy layer was seen. Else why it was only compared at the inputs."""
+    radius: dict[str, Array]
+    """By rule; 0 where nothing is proven. `as-published` is no guarantee."""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def noise(self) -> str:
+        """Where the draws came from, and for which inputs they are evidence."""
+        return self.settings.noise
+
+    def in_norm(self, norm: str, model: NoisyNetwork, sensitivity: Sensitivity | None = None) -> "Certificates":
+        """Return the same certificates with radii in another norm: the votes are the same, only Δ differs."""
+        settings = replace(self.settings, norm=norm, radius=None, tolerance=None)
+        bound = sensitivity_of(model, norm, sensitivity)
+        published = published_whitened_sensitivity(model, bound)
+        return replace(
+            self,
+            settings=settings,
+            sensitivity=bound,
+            published_sensitivity=published,
+            answer=np.full(len(self), ""),
+            radius=radii_by_rule(self.p_lower, self.q_upper, bound.upper, published, self.rounding),
+        )
+
+
+def sensitivity_of(model: NoisyNetwork, norm: str, given: Sensitivity | None) -> Sensitivity:
+    """Return Δ of the model in `norm`: the given one if it fits, else computed and proven now."""
+    if given is None:
+        return model.sensitivity(norm)  # type: ignore[arg-type]
+    if given.norm != norm:
+        raise InvalidInputError(f"the given sensitivity is in {given.norm}, the radii are asked in {norm}")
+    if np.shape(given.direction) != (math.prod(model.input_shape),):
+        raise InvalidInputError(f"the given sensitivity is of {np.size(given.direction)} inputs, the model has others")
+    attained = float(np.linalg.norm(model.whitening * model.linear_map().apply(given.direction[:, None])[:, 0]))
+    if not given.upper >= attained * (1 - 1e-9):
+        raise InvalidInputError(
+            f"the given sensitivity is {given.upper:g}, but its own direction moves the layer by {attained:g}; "
+            "valid: what model.sensitivity(norm) returns"
+        )
+    return given
+
+
+def published_whitened_sensitivity(model: NoisyNetwork, proven: Sensitivity) -> float:
+    """Return the paper's Δ of the layer, in standard deviations per unit of input. **No guarantee.**
+
+    The paper has one for l_inf only; in the other norms its rule is taken with the proven Δ.
+    """
+    if proven.norm != "linf":
+        return proven.upper
+    variance = 1 / model.whitening**2
+    return published_sensitivity(model.linear_map(), variance / variance.sum()) / float(np.sqrt(variance.mean()))

@@ -1,0 +1,364 @@
+"""The sum over a batch of per-example gradients, each clipped to an l2 norm over all parameters together.
+
+This is lines 4-16 of Algorithm 1 without the noise. The fast path (`bookkeeping`) costs little more than an ordinary
+step; where it cannot prove that it sees the whole gradient, the engine runs the examples one by one (`one_by_one`).
+
+What is bounded is the sum that comes out, rounding included. In two batches that differ in one example, replaced by a
+*null record* that contributes nothing, the rows of all other examples hold the same bits, since no kernel's shape
+changes; so do their gradients, norms and clip factors. Only sums over examples differ:
+
+1. The clip factor min(1, C / norm) is computed in float64 and rounded down. The norm is that of the stored numbers that
+   are added up, up to a relative error of 4e-6 in float32; a gradient that is made again for the sum is scaled down if
+   it turns out longer than it was measured.
+2. Stored gradients are added in groups of at most 160, groups in float64: `gradients.forms.rounding_slack`.
+3. An example with a loss or gradient that is not finite contributes nothing, like the null record: no error tells
+   that it was there.
+"""
+
+__all__ = ["ClippedSum", "ClippingEngine"]
+
+import copy
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from securesgd.clipping.fast_path import Bookkeeping
+from securesgd.clipping.hooks import require_no_hooks, units_of
+from securesgd.clipping.rules.forms import MOST_EXAMPLES, Scratch, Unfit, rounding_slack
+from securesgd.clipping.rules.generic import generic_gradients
+from securesgd.clipping.separation import Evidence, Passes, check_separation, is_due, made_up_examples, replica
+from securesgd.clipping.slow_path import one_by_one
+from securesgd.clipping.validate_model import check_model
+from securesgd.errors import InvalidInputError
+from securesgd.runtime.machine import require_full_precision
+from securesgd.runtime.random_state import BufferState, RandomState
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Parameters = dict[str, nn.Parameter]
+SMALLEST_NORM = 1e-10
+LARGEST_NORM = 1e30  # so that no sum of clipped gradients overflows
+Sums = tuple[dict[str, Tensor], Tensor, Tensor]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedSum:
+    """What `ClippingEngine.clipped_sum` returns.
+
+    Attributes:
+        gradients: parameter name to the sum over examples of clipped gradients, float64. Frozen parameters are absent.
+        norms: the unclipped gradient norm of each example, shape [batch]; NaN if it was skipped.
+        losses: the loss of each example (average over its copies), shape [batch]; NaN if it was skipped.
+        skipped: how many examples contributed nothing since their loss or gradient is not finite.
+
+    **Private**: only `gradients` is bounded, and only with noise is it private.
+    """
+
+    gradients: dict[str, Tensor]
+    norms: Tensor
+    losses: Tensor
+    skipped: int
+
+
+class ClippingEngine:
+    """Computes clipped gradient sums of one model.
+
+    Guarantee: replacing one example by a null record, which keeps its row but contributes nothing, changes
+        `ClippedSum.gradients` by at most `sensitivity` in l2 norm over all parameters together: `max_grad_norm` and
+        0.32 % of it for rounding in float32, 0.002 % in float64. That is for the numbers returned, whatever model,
+        batch and example, and in whatever order kernels add. An example whose loss or gradient is not finite is such
+        a null record, and nothing but `skipped`, `norms` and `losses` tells.
+
+    Assumes: every kernel computes a row of the batch from that row alone, with the same bits whatever the other rows
+        hold, and products of matrices are sums of products in IEEE arithmetic (numbers below 2^-126 may be flushed to
+        zero). The random numbers of dropout and noise layers are secret and drawn for the null record too: leaving a
+        row out instead shifts the draws of all that follow, which changes the sum by up to 2C for each of them. The
+        forward pass raises no error that depends on the data, and no example moves the loss or gradient of another, now
+        or in a later step. Layers known to do so are refused; others are looked for (`check_separation`) in the first
+        call, in calls 8 and 64, when a layer is first used, and in one call of 1024 by chance. What is left is a model
+        that mixes examples only now and then, or by less than 1e-5 of their losses and gradients.
+
+    The model is used as it is: its parameters, their `.grad`, its mode and its hooks are left as they were. Dropout
+    and noise layers keep working; `random_state` says which generators are wound back when a pass is repeated. Buffers
+    (a counter, the vectors of a spectral norm) move by one pass per call, however many passes the call takes, so that
+    they do not tell the size of the batch.
+
+    Raises:
+        InvalidInputError: the model has a layer that mixes examples, or `max_grad_norm` is not from 1e-10 to 1e30.
+    """
+
+    def __init__(self, model: nn.Module, max_grad_norm: float) -> None:
+        if not SMALLEST_NORM <= max_grad_norm <= LARGEST_NORM:
+            # Squares below 2^-126 vanish in single precision, and what is not measured is not clipped: rounding_slack.
+            raise InvalidInputError(
+                f"max_grad_norm is {max_grad_norm}: it must be a number from {SMALLEST_NORM:g} to {LARGEST_NORM:g}"
+            )
+        check_model(model)
+        self.model = model
+        self.max_grad_norm = float(max_grad_norm)
+        self.slow_reason: str | None = None
+        """Why the examples are run one by one, or None while the fast path is in use."""
+        self._separate: set[str] = set()  # units whose rows were seen to belong to the examples
+        self._calls = 0
+        self._checked_call = 0  # the last call in which the examples were seen to be separate
+        self._tried = False  # the fast path was seen to be right, on made-up examples
+        self._channels_last = True
+        self._scratch: defaultdict[str, Scratch] = defaultdict(Scratch)
+
+    @property
+    def sensitivity(self) -> float:
+        """The l2 change of `ClippedSum.gradients` that one example can make: max_grad_norm · (1 + slack), rounded up.
+
+        It depends on `max_grad_norm` and on the type of the model's parameters, on nothing else.
+        """
+        slack = max(rounding_slack(p.dtype) for p in self.model.parameters() if p.requires_grad)
+        return math.nextafter(self.max_grad_norm * (1 + slack), math.inf)
+
+    def clipped_sum(
+        self, inputs: Tensor, targets: Tensor, loss: Loss, copies: int = 1, micro_batch: int | None = None
+    ) -> ClippedSum:
+        """Return the sum over examples of their clipped gradients, with norms and losses.
+
+        Args:
+            inputs: shape [batch, ...]; the batch may be empty.
+            targets: shape [batch, ...].
+            loss: maps (outputs, targets) to one loss per row, shape [rows].
+            copies: how often each example goes through the model. Its gradient is the average over the copies,
+                clipped after averaging; a model with noise or dropout draws afresh for each copy.
+            micro_batch: how many examples to hold in memory at once; None for all. It changes memory, not the result.
+
+        Raises:
+            InvalidInputError: shapes do not fit, the batch has more than 2^18 examples, products are not computed in
+                full precision, or the loss of an example depends on other examples.
+        """
+        self._check_arguments(inputs, targets, copies, micro_batch)
+        check_model(self.model)
+        parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        example = next(iter(parameters.values()))
+        inputs, targets = inputs.detach().to(example.device), targets.detach().to(example.device)
+        total: dict[str, Tensor] = {}
+        squares = [torch.zeros(0, dtype=torch.float64, device=example.device)]
+        losses = [torch.zeros(0, dtype=example.dtype, device=example.device)]
+        step = micro_batch or max(1, len(inputs))
+        self._calls += 1 if len(inputs) else 0
+        if len(inputs) and is_due(self._calls):
+            some = slice(0, max(2, step))  # with fewer than two there is nothing to tell apart
+            self._check_separation(parameters, inputs[some], targets[some], loss, copies)
+        buffers = BufferState.of(self.model)
+        for start in range(0, len(inputs), step):
+            piece = slice(start, start + step)
+            buffers.restore()
+            sums, square, value = self._piece(parameters, inputs[piece], targets[piece], loss, copies)
+            for name, gradient in sums.items():
+                total[name] = total[name].double().add_(gradient) if name in total else gradient
+            squares.append(square)
+            losses.append(value)
+        gradients = {name: _like(p, total.get(name)) for name, p in parameters.items()}
+        square, value = torch.cat(squares), torch.cat(losses)
+        skipped = ~(square.isfinite() & value.isfinite())
+        norms = square.sqrt().to(example.dtype).masked_fill(skipped, float("nan"))
+        return ClippedSum(gradients, norms, value.masked_fill(skipped, float("nan")), int(skipped.sum()))
+
+    def _check_arguments(self, inputs: Tensor, targets: Tensor, copies: int, micro_batch: int | None) -> None:
+        if len(inputs) != len(targets):
+            raise InvalidInputError(f"{len(inputs)} inputs but {len(targets)} targets: there must be one per example")
+        if len(inputs) > MOST_EXAMPLES:
+            raise InvalidInputError(
+                f"the batch has {len(inputs)} examples: the bound on rounding holds to {MOST_EXAMPLES}"
+            )
+        if copies < 1:
+            raise InvalidInputError(f"copies is {copies}: it must be at least 1")
+        if micro_batch is not None and micro_batch < 1:
+            raise InvalidInputError(f"micro_batch is {micro_batch}: it must be at least 1, or None")
+        require_full_precision(inputs.device.type)
+
+    def _clip_factors(self, squares: Tensor, losses: Tensor) -> Tensor:
+        """Return min(1, C / norm) for each squared norm, float64; 0 where norm or loss is not finite."""
+        factors = (self.max_grad_norm / squares.sqrt()).clamp(max=1.0)
+        return torch.where(squares.isfinite() & losses.isfinite(), factors, 0.0)
+
+    def _check_separation(
+        self, parameters: Parameters, inputs: Tensor, targets: Tensor, loss: Loss, copies: int
+    ) -> None:
+        """Return if the examples are separate; if only the slow path is sound, take it from now on.
+
+        Raises:
+            InvalidInputError: an example depends on others.
+        """
+        if len(inputs) == 1:  # so that a model that remembers examples is seen before the first batch of two
+            inputs = torch.cat([inputs, torch.zeros_like(inputs)])
+            targets = torch.cat([targets, targets])
+        thorough, self._checked_call = self._checked_call == 0, self._calls
+
+        def check(inputs: Tensor, targets: Tensor, made_up: bool) -> Evidence | None:
+            rows, wanted = self._rows(inputs, targets, copies)
+            before = RandomState.of(self.model, beyond_torch=True)
+            passes = Passes(self.model, parameters, rows, wanted, _per_row(loss), copies, before)
+            return check_separation(passes, thorough=thorough, made_up=made_up)
+
+        try:
+            self._with_images_as_needed(lambda: check(inputs, targets, False))
+            inputs, targets = made_up_examples(inputs, targets)
+            try:
+                evidence = self._with_images_as_needed(lambda: check(inputs, targets, True))
+            except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                if isinstance(error, InvalidInputError):
+                    raise
+                return  # the model does not take what was made up
+            self._with_images_as_needed(
+                lambda: self._check_fast_path(parameters, inputs, targets, loss, copies, evidence)
+            )
+        except Unfit as reason:
+            self._take_slow_path(reason)
+
+    def _check_fast_path(
+        self,
+        parameters: Parameters,
+        inputs: Tensor,
+        targets: Tensor,
+        loss: Loss,
+        copies: int,
+        evidence: Evidence | None,
+    ) -> None:
+        """Return if the fast path gives for these examples what an ordinary backward pass gave. Leaves no trace."""
+        if self.slow_reason is not None or evidence is None:
+            return
+        twin, before = copy.copy(self), RandomState.of(self.model, beyond_torch=True)
+        twin.model, twin._separate = replica(self.model), set()
+        try:
+            with torch.enable_grad():
+                twin._fast(parameters, inputs, targets, loss, copies, evidence)
+        finally:
+            before.restore()
+        self._tried = True
+
+    def _with_images_as_needed(self, action: Callable[[], T]) -> T:
+        """Return what `action` returns; once more with contiguous images if the model calls .view on one."""
+        while True:
+            try:
+                return action()
+            except RuntimeError as error:
+                if not self._needs_contiguous_images(error):
+                    raise
+
+    def _take_slow_path(self, reason: Unfit) -> None:
+        if self.slow_reason is None:
+            self.slow_reason = str(reason)
+            warnings.warn(f"clipping runs the examples one by one: {reason}", stacklevel=5)
+
+    def _needs_contiguous_images(self, error: RuntimeError) -> bool:
+        """Return whether `error` came from .view on an image; if so, images are kept contiguous from now on."""
+        was, fits = self._channels_last, "view size is not compatible" in str(error)
+        self._channels_last = was and not fits
+        return was and fits
+
+    def _rows(self, inputs: Tensor, targets: Tensor, copies: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets with every example `copies` times in a row, in the layout that runs fastest."""
+        rows = inputs.repeat_interleave(copies, dim=0) if copies > 1 else inputs
+        wanted = targets.repeat_interleave(copies, dim=0) if copies > 1 else targets
+        if self._channels_last and rows.dim() == 4 and any(type(u.module) is nn.Conv2d for u in units_of(self.model)):
+            rows = torch.empty_like(rows, memory_format=torch.channels_last).copy_(rows)
+        return rows, wanted
+
+    def _piece(self, parameters: Parameters, inputs: Tensor, targets: Tensor, loss: Loss, copies: int) -> Sums:
+        """Return (clipped sum, squared norms, losses) of one micro-batch."""
+        with torch.enable_grad():
+            buffers = BufferState.of(self.model)
+            while self.slow_reason is None and len(inputs) > 1:
+                before = RandomState.of(self.model, beyond_torch=self._checked_call == self._calls)
+                try:
+                    return self._fast(parameters, inputs, targets, loss, copies)
+                except Unfit as reason:
+                    self._take_slow_path(reason)
+                except RuntimeError as error:
+                    if not self._needs_contiguous_images(error):
+                        raise
+                before.restore()
+                buffers.restore()
+
+            def model(x: Tensor) -> Tensor:
+                buffers.restore()
+                outputs: Tensor = self.model(x)
+                return outputs
+
+            return one_by_one(model, parameters, inputs, targets, _per_row(loss), copies, self._clip_factors)
+
+    def _fast(
+        self,
+        parameters: Parameters,
+        inputs: Tensor,
+        targets: Tensor,
+        loss: Loss,
+        copies: int,
+        evidence: Evidence | None = None,
+    ) -> Sums:
+        """Return the same as `_piece` from one forward and one backward pass, or raise `Unfit`."""
+        units = units_of(self.model)
+        require_no_hooks(units)
+        rows, wanted = self._rows(inputs, targets, copies)
+        if not self._separate and rows.is_floating_point():
+            rows = rows.detach().requires_grad_()  # so that the first pass sees examples mixed before any layer
+        trainable = {id(p): name for name, p in parameters.items()}
+        book = Bookkeeping(units, trainable, len(inputs), copies, self._scratch, made_up=evidence is not None)
+        try:
+            return self._booked(book, parameters, rows, wanted, loss, evidence)
+        finally:
+            book.release()
+
+    def _booked(
+        self,
+        book: Bookkeeping,
+        parameters: Parameters,
+        rows: Tensor,
+        wanted: Tensor,
+        loss: Loss,
+        evidence: Evidence | None,
+    ) -> Sums:
+        """Return the same as `_fast`, with the records in `book`."""
+        copies = book.copies
+        values = book.forward(self.model, rows, lambda outputs: _per_row(loss)(outputs, wanted))
+        losses = values.detach().view(-1, copies).mean(dim=1)
+        names = {call.unit.name for call in book.used}
+        if not names <= self._separate:
+            book.check_separate(values, rows)
+            if self._checked_call != self._calls:  # a layer that was not used before
+                self._check_separation(parameters, rows[::copies].detach(), wanted[::copies], loss, copies)
+                if self.slow_reason is not None:
+                    raise Unfit(self.slow_reason)
+            self._separate |= names
+        if evidence is None and not self._tried and any(call.unit.rule is generic_gradients for call in book.used):
+            raise Unfit("a layer without a rule of its own could not be tried on made-up examples")
+        squares = book.squared_norms(values, rows)
+        if evidence is not None:
+            book.check_sums(evidence.weights, evidence.gradients, squares)
+        return book.weighted_sums(self._clip_factors(squares, losses)), squares, losses
+
+
+def _like(parameter: nn.Parameter, gradient: Tensor | None) -> Tensor:
+    """Return `gradient` in float64 and the memory layout of its parameter; zeros if the losses do not depend on it."""
+    if gradient is None:
+        return torch.zeros_like(parameter, requires_grad=False, dtype=torch.float64)
+    if gradient.dtype == torch.float64 and gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False, dtype=torch.float64).copy_(gradient)
+
+
+def _per_row(loss: Loss) -> Loss:
+    """Return `loss` with a check that it gives one value per row."""
+
+    def checked(outputs: Tensor, targets: Tensor) -> Tensor:
+        values = loss(outputs, targets)
+        if values.shape != targets.shape[:1]:
+            raise InvalidInputError(
+                f"loss returned shape {list(values.shape)} for {len(targets)} rows: "
+                "it must return one loss per row (reduction='none')"
+            )
+        return values
+
+    return checked

@@ -1,0 +1,243 @@
+"""A forward pass that remembers what each layer saw, and a proof that these records hold the whole gradient.
+
+A *unit* is a module that owns trainable parameters itself; a unit of a type without a fast rule includes everything
+below it. Hooks record every call of a unit: its input now, the gradient of its output during the backward pass.
+`parameter_uses` then walks autograd's own graph and checks that every path from the losses to a trainable parameter
+enters through the output of a recorded call of the unit that owns it. Whatever a model does besides (parameters used
+by a foreign module, outputs bypassed by in-place changes, calls without gradient) fails that check. So do hooks of the
+user's own on a unit, its output or its parameters: they change what a layer computes, or its gradient.
+"""
+
+__all__ = ["Call", "Recorder", "Unit", "parameter_uses", "require_no_hooks", "units_of"]
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.nn.modules import module as torch_module
+
+from securesgd.clipping.rules.forms import Unfit
+from securesgd.clipping.rules.generic import generic_gradients
+from securesgd.clipping.rules.input_gradient import with_fast_input_gradient
+from securesgd.clipping.rules.table import Rule, rule_for
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """A module with trainable parameters of its own; `parameters` maps its names to the model's names."""
+
+    name: str
+    module: nn.Module
+    rule: Rule
+    input_dims: int | None
+    parameters: dict[str, str]
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of a unit. `output` is a copy, kept only where a rule compares against it."""
+
+    unit: Unit
+    inputs: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+    input_nodes: tuple[Node, ...]
+    output: Tensor | None
+    edge: GradientEdge
+    first: bool  # nothing before it needs a gradient
+    output_hooks: dict[int, Any]  # of the output tensor; the recorder's own is one
+
+    def checked_inputs(self) -> tuple[Tensor, ...]:
+        """Return the inputs, or raise `Unfit` if they were changed in place since the call."""
+        if tuple(x._version for x in self.inputs) != self.versions:
+            raise Unfit(f"the input of {self.unit.name!r} was changed in place after its forward")
+        return self.inputs
+
+
+def units_of(model: nn.Module) -> list[Unit]:
+    """Return the units of `model`, each module once."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    found: list[Unit] = []
+    seen: set[int] = set()
+
+    def visit(module: nn.Module, path: str) -> None:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        own = [p for p in module._parameters.values() if p is not None and p.requires_grad]
+        if own or hasattr(module, "parametrizations"):
+            scripted = isinstance(module, torch.jit.ScriptModule)
+            rule, dims = (generic_gradients, None) if scripted else rule_for(module)
+            trainable = {
+                name: names[id(p)] for name, p in module.named_parameters() if p.requires_grad and id(p) in names
+            }
+            if trainable:
+                found.append(Unit(path or "the model", module, rule, dims, trainable))
+            return
+        for name, child in module.named_children():
+            visit(child, f"{path}.{name}" if path else name)
+
+    visit(model, "")
+    return found
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def require_no_hooks(units: list[Unit]) -> None:
+    """Return if nothing but its class decides what a unit computes, and nothing but that its gradient.
+
+    Raises:
+        Unfit: a unit, a module inside one or all modules have hooks, an instance has a `forward` of its own, or a
+            parameter has a hook. One by one, hooks see what they would see in `backward` for that example.
+    """
+    if any(getattr(torch_module, "_global" + kind) for kind in _HOOKS):
+        raise Unfit("hooks for all modules are registered (torch.nn.modules.module)")
+    for unit in units:
+        for module in unit.module.modules() if unit.rule is generic_gradients else [unit.module]:
+            if any(getattr(module, kind) for kind in _HOOKS):
+                raise Unfit(f"module {unit.name!r} has hooks")
+            if "forward" in vars(module):
+                raise Unfit(f"module {unit.name!r} has a forward of its own instead of its class's")
+        for name in unit.parameters:
+            if unit.module.get_parameter(name)._backward_hooks:
+                raise Unfit(f"parameter {unit.parameters[name]!r} has a hook on its gradient")
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Context manager: while it is open, calls of the units are recorded in `calls`.
+
+    `receive(call, gradient)` is called in the backward pass when the gradient of a call's output is known.
+    """
+
+    units: list[Unit]
+    rows: int
+    receive: Callable[[Call, Tensor], None]
+    calls: list[Call] = field(default_factory=list)
+    _open: list[tuple[Unit, tuple[Any, ...], dict[str, Any], tuple[int, ...], tuple[Node, ...], bool]] = field(
+        default_factory=list
+    )
+    _handles: list[Any] = field(default_factory=list)
+    _gradient_handles: list[Any] = field(default_factory=list)
+
+    def __enter__(self) -> "Recorder":
+        for unit in self.units:
+            self._handles.append(unit.module.register_forward_pre_hook(self._before(unit), with_kwargs=True))
+            self._handles.append(unit.module.register_forward_hook(self._after(unit), always_call=False))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def release(self) -> None:
+        """Forget all calls. Autograd's graph holds the hooks and the calls hold the graph: only this ends that."""
+        for handle in self._gradient_handles:
+            handle.remove()
+        self._gradient_handles.clear()
+        self.calls.clear()
+        self._open.clear()
+
+    def _before(self, unit: Unit) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            tensors = [x for x in args if isinstance(x, Tensor)]
+            nodes = tuple(get_gradient_edge(x).node for x in tensors if x.requires_grad)
+            versions = tuple(x._version for x in tensors)
+            self._open.append((unit, args, kwargs, versions, nodes, not nodes))
+
+        return hook
+
+    def _after(self, unit: Unit) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
+        def hook(module: nn.Module, _: tuple[Any, ...], output: Any) -> Any:
+            opened, args, kwargs, versions, nodes, first = self._open.pop()
+            reason = self._unfit(opened, args, kwargs, output)
+            if opened is not unit or reason:
+                raise Unfit(f"module {unit.name!r}: {reason or 'calls overlap'}")
+            output = with_fast_input_gradient(module, args[0], output)
+            copy = output.detach().clone() if unit.rule is generic_gradients else None
+            call = Call(unit, args, versions, nodes, copy, get_gradient_edge(output), first, {})
+            self.calls.append(call)
+            self._gradient_handles.append(output.register_hook(lambda gradient: self.receive(call, gradient)))
+            call.output_hooks = output._backward_hooks
+            return output
+
+        return hook
+
+    def _unfit(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> str | None:
+        """Return why a call cannot be handled, or None."""
+        if not isinstance(output, Tensor):
+            return "its output is not one tensor"
+        if kwargs or not args or not all(isinstance(x, Tensor) for x in args):
+            return "its arguments are not all positional tensors"
+        if any(x.dim() == 0 or len(x) != self.rows for x in (*args, output)):
+            return "the first dimension of its input or output is not the batch"
+        if not output.requires_grad or not torch.is_grad_enabled():
+            return "it ran without gradient; freeze its parameters if that is meant"
+        if unit.rule is not generic_gradients and len(args) != 1:
+            return "it has more than one input"
+        if unit.input_dims is not None and args[0].dim() != unit.input_dims:
+            return f"its input has {args[0].dim()} dimensions, not {unit.input_dims}"
+        return None
+
+
+def parameter_uses(losses: Tensor, calls: list[Call], trainable: dict[int, str]) -> list[Call]:
+    """Return the calls through which the losses depend on trainable parameters.
+
+    Guarantee: the gradient of the losses for any parameter in `trainable` (id to name) is the sum over the returned
+        calls of what flows through the call's recorded output.
+
+    Raises:
+        Unfit: a path to a trainable parameter goes around the recorded calls.
+    """
+    owner: dict[Node, Call] = {}
+    for call in calls:
+        if len(call.output_hooks) > 1:
+            raise Unfit(f"the output of module {call.unit.name!r} has a hook on its gradient")
+        for node in _region(call):
+            if owner.setdefault(node, call) is not call:
+                raise Unfit(f"modules {owner[node].unit.name!r} and {call.unit.name!r} share a computation")
+    used: dict[int, Call] = {}
+    start = get_gradient_edge(losses).node
+    visited, pending = {start}, [start]
+    while pending:
+        node = pending.pop()
+        holder = owner.get(node)
+        if node.name().startswith("CheckpointFunction"):
+            raise Unfit("a reentrant checkpoint hides part of the graph; pass use_reentrant=False")
+        for child, _ in node.next_functions:
+            if child is None:
+                continue
+            parameter = trainable.get(id(getattr(child, "variable", None)))
+            if parameter is not None:
+                if holder is None or parameter not in holder.unit.parameters.values():
+                    raise Unfit(f"parameter {parameter!r} is used outside the module that owns it")
+                used[id(holder)] = holder
+                continue
+            inside = owner.get(child)
+            if inside is not None and inside is not holder and child is not inside.edge.node:
+                raise Unfit(f"a value from inside module {inside.unit.name!r} is used outside it")
+            if child not in visited:
+                visited.add(child)
+                pending.append(child)
+    return [call for call in calls if id(call) in used]
+
+
+def _region(call: Call) -> set[Node]:
+    """Return the nodes between a call's output and its inputs."""
+    root = call.edge.node
+    if root in call.input_nodes:
+        return set()
+    found, pending = {root}, [root]
+    while pending:
+        for child, _ in pending.pop().next_functions:
+            if child is None or child in call.input_nodes or child in found or hasattr(child, "variable"):
+                continue
+            found.add(child)
+            pending.append(child)
+    return found

@@ -1,0 +1,188 @@
+"""Per-example convolution gradients themselves, from patches of the input laid out for a matrix product."""
+
+__all__ = ["joint_gradients", "kept_gradients", "measured_gradients", "product_cost"]
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from securesgd.clipping.rules.forms import Kept, Scratch
+from securesgd.clipping.rules.geometry import Geometry
+
+NARROW = 48  # taps × channels below which whole patches are cheaper than one product per kernel row (measured)
+
+
+def product_cost(x: Tensor, g: Tensor, geometry: Geometry, copies: int) -> float:
+    """Return the multiply-adds per example of `kept_gradients`."""
+    positions = copies * g.shape[2] * g.shape[3]
+    taps = geometry.kernel[0] * geometry.kernel[1]
+    return positions * taps * x.shape[1] / geometry.groups * g.shape[1]
+
+
+def kept_gradients(
+    x: Tensor, g: Tensor, geometry: Geometry, copies: int, chunk: int, scratch: Scratch | None = None
+) -> Kept:
+    """Return the weight gradients of all examples.
+
+    Args:
+        x: input, shape [examples · copies, channels, height, width].
+        g: gradient of the output, shape [examples · copies, maps, rows, columns].
+        geometry: of the convolution.
+        copies: rows that belong to one example; their gradients are added.
+        chunk: examples to unfold at once.
+        scratch: memory for the result; None for new memory.
+    """
+    layout = _Layout.of(x, g, geometry)
+    shape = (layout.parts, len(g) // copies, *layout.shape)
+    raw = g.new_empty(shape) if scratch is None else scratch.empty(shape, like=g)
+    for examples in _chunks(len(raw[0]), chunk):
+        rows = slice(examples.start * copies, examples.stop * copies)
+        if copies == 1:
+            layout.fill(raw[:, examples], x[rows], g[rows], geometry)
+        else:
+            each = g.new_empty(layout.parts, rows.stop - rows.start, *layout.shape)
+            layout.fill(each, x[rows], g[rows], geometry)
+            raw[:, examples] = each.view(layout.parts, -1, copies, *layout.shape).sum(dim=2)
+    return Kept(raw, layout.restore)
+
+
+def joint_gradients(x: Tensor, g: Tensor, geometry: Geometry, together: int, scratch: Scratch) -> Kept:
+    """Return the *sums* of the weight gradients of every `together` images in a row, as if each sum were one example.
+
+    One product over the positions of all of them: faster than one each if an image has few. For one group of channels.
+    """
+    layout = _Layout(False, 1, x.shape[1], g.shape[1], geometry.kernel)
+    raw = scratch.empty((layout.parts, -(-len(g) // together), *layout.shape), like=g)
+    for place, images in enumerate(_chunks(len(g), together)):
+        _row_by_row_together(raw[:, place, 0], x[images].permute(2, 0, 3, 1), g[images].permute(1, 2, 0, 3), geometry)
+    return Kept(raw, layout.restore)
+
+
+def measured_gradients(x: Tensor, g: Tensor, geometry: Geometry, copies: int, chunk: int) -> Tensor:
+    """Return the squared norms of the weight gradients, dropping the gradients. Arguments as `kept_gradients`."""
+    squares = []
+    for examples in _chunks(len(x) // copies, chunk):
+        rows = slice(examples.start * copies, examples.stop * copies)
+        squares.append(kept_gradients(x[rows], g[rows], geometry, copies, chunk).squared_norms())
+    return torch.cat(squares)
+
+
+def _chunks(examples: int, chunk: int) -> Iterator[slice]:
+    for start in range(0, examples, chunk):
+        yield slice(start, min(start + chunk, examples))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How the gradients of one convolution lie in memory: [parts, images, groups, *matrix].
+
+    Narrow: one part, [channels · kernel rows · kernel columns, maps]: whole patches, best for few channels.
+    Otherwise: one part per kernel row, [maps, kernel columns · channels].
+    """
+
+    narrow: bool
+    groups: int
+    channels: int  # of one group
+    maps: int  # of one group
+    kernel: tuple[int, int]
+
+    @classmethod
+    def of(cls, x: Tensor, g: Tensor, geometry: Geometry) -> "_Layout":
+        channels, maps = x.shape[1] // geometry.groups, g.shape[1] // geometry.groups
+        return cls(geometry.kernel[1] * channels < NARROW, geometry.groups, channels, maps, geometry.kernel)
+
+    @property
+    def parts(self) -> int:
+        return 1 if self.narrow else self.kernel[0]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        kh, kw = self.kernel
+        if self.narrow:
+            return self.groups, self.channels * kh * kw, self.maps
+        return self.groups, self.maps, kw * self.channels
+
+    def fill(self, into: Tensor, x: Tensor, g: Tensor, geometry: Geometry) -> None:
+        """Write the gradient of each image into `into`, shape [parts, images, *shape]."""
+        product = _from_patches if self.narrow else _row_by_row
+        product(into.flatten(1, 2), _by_group(x, self.groups), _by_group(g, self.groups), geometry)
+
+    def restore(self, stack: Tensor) -> Tensor:
+        """Return a stack of this layout as [images, maps · groups, channels, kernel rows, kernel columns]."""
+        if self.narrow:
+            split = stack.view(-1, self.groups, self.channels, *self.kernel, self.maps).permute(0, 1, 5, 2, 3, 4)
+        else:
+            shape = (self.parts, -1, self.groups, self.maps, self.kernel[1], self.channels)
+            split = stack.view(shape).permute(1, 2, 3, 5, 0, 4)
+        return split.flatten(1, 2)
+
+
+def _by_group(images: Tensor, groups: int) -> Tensor:
+    """Return images as [images · groups, height, width, channels of a group]."""
+    rows, channels, height, width = images.shape
+    if groups > 1:
+        images = images.reshape(rows * groups, channels // groups, height, width)
+    return images.permute(0, 2, 3, 1)
+
+
+def _from_patches(into: Tensor, x: Tensor, g: Tensor, geometry: Geometry) -> None:
+    images, rows, columns, maps = g.shape
+    (kh, kw), (sh, sw), (dh, dw) = geometry.kernel, geometry.stride, geometry.dilation
+    source = geometry.padded(x, rows=True).permute(0, 3, 1, 2).contiguous()
+    image, channel, row, column = source.stride()
+    patches = source.as_strided(
+        (images, source.shape[1], kh, kw, rows, columns),
+        (image, channel, dh * row, dw * column, sh * row, sw * column),
+    ).reshape(images, -1, rows * columns)
+    torch.bmm(patches, g.reshape(images, rows * columns, maps), out=into[0])
+
+
+def _row_by_row(into: Tensor, x: Tensor, g: Tensor, geometry: Geometry) -> None:
+    """Only columns are unfolded; a kernel row is a shift of whole image rows, which a product takes as a view.
+
+    The unfolded input is smaller by the number of kernel rows and stays in cache; rows of padding are skipped.
+    """
+    images, rows, columns, maps = g.shape
+    (sw, dw, kw), channels = (geometry.stride[1], geometry.dilation[1], geometry.kernel[1]), x.shape[3]
+    source = geometry.padded(x, rows=False).contiguous()
+    image, row, column, channel = source.stride()
+    unfolded = source.as_strided(
+        (images, source.shape[1], columns, kw, channels), (image, row, sw * column, dw * column, channel)
+    ).reshape(images, source.shape[1], columns, kw * channels)
+    windows = geometry.windows(0, x.shape[1], rows)
+    left = g.reshape(images, rows * columns, maps).transpose(1, 2).contiguous()  # the product is faster from it
+    for tap, (outputs, inputs) in enumerate(windows):
+        if outputs.start == outputs.stop:
+            into[tap].zero_()
+            continue
+        torch.bmm(
+            left[:, :, outputs.start * columns : outputs.stop * columns],
+            unfolded[:, inputs].flatten(1, 2),
+            out=into[tap],
+        )
+
+
+def _row_by_row_together(into: Tensor, x: Tensor, g: Tensor, geometry: Geometry) -> None:
+    """`_row_by_row` with rows before images: a shift of whole rows then shifts those of all images at once.
+
+    Args:
+        into: shape [kernel rows, maps, kernel columns · channels].
+        x: shape [height, images, width, channels].
+        g: shape [maps, rows, images, columns].
+        geometry: of the convolution.
+    """
+    maps, rows, images, columns = g.shape
+    (sw, dw, kw), channels = (geometry.stride[1], geometry.dilation[1], geometry.kernel[1]), x.shape[3]
+    source = geometry.padded(x, rows=False).contiguous()
+    row, image, column, channel = source.stride()
+    unfolded = source.as_strided(
+        (len(source), images, columns, kw, channels), (row, image, sw * column, dw * column, channel)
+    ).reshape(len(source), images * columns, kw * channels)
+    left = g.reshape(maps, rows, images * columns)
+    for tap, (outputs, inputs) in enumerate(geometry.windows(0, x.shape[0], rows)):
+        if outputs.start == outputs.stop:
+            into[tap].zero_()
+            continue
+        torch.mm(left[:, outputs].flatten(1), unfolded[inputs].flatten(0, 1), out=into[tap])

@@ -1,0 +1,40 @@
+"""Which rule computes the per-example gradients of which layer."""
+
+__all__ = ["Rule", "rule_for"]
+
+from collections.abc import Callable
+
+from torch import nn
+
+from securesgd.clipping.rules.convolution import convolution_gradients
+from securesgd.clipping.rules.embedding import embedding_gradients
+from securesgd.clipping.rules.forms import ExampleGradient, LayerCall
+from securesgd.clipping.rules.generic import generic_gradients
+from securesgd.clipping.rules.linear import linear_gradients
+from securesgd.clipping.rules.normalisation import group_norm_gradients, layer_norm_gradients, scale_gradients
+from securesgd.models.scale import Scale
+
+Rule = Callable[[LayerCall], dict[str, ExampleGradient]]
+
+FAST_RULES: dict[type[nn.Module], tuple[Rule, int | None]] = {  # layer: rule, dimensions its input must have
+    nn.Conv2d: (convolution_gradients, 4),
+    nn.Embedding: (embedding_gradients, None),
+    nn.GroupNorm: (group_norm_gradients, None),
+    nn.LayerNorm: (layer_norm_gradients, None),
+    nn.Linear: (linear_gradients, None),
+    Scale: (scale_gradients, None),
+}
+_NAMES: dict[type[nn.Module], set[str]] = {Scale: {"values"}}
+
+
+def rule_for(module: nn.Module) -> tuple[Rule, int | None]:
+    """Return the rule for `module` and how many dimensions its input must have (None: any).
+
+    A subclass may compute something else, so only the layers themselves take a fast rule; so does a parametrised
+    layer (its class is generated) or one with parameters beyond its own. Everything else is `generic_gradients`.
+    """
+    names = _NAMES.get(type(module), {"weight", "bias"})
+    own = set(module._parameters) <= names and not any(True for _ in module.children())
+    if type(module) in FAST_RULES and own:
+        return FAST_RULES[type(module)]
+    return generic_gradients, None

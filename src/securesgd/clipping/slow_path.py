@@ -1,0 +1,44 @@
+"""The slow path of the clipping engine: one forward and one ordinary backward pass per example."""
+
+__all__ = ["Loss", "one_by_one"]
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from securesgd.clipping.rules.forms import squared_lengths
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def one_by_one(
+    model: Callable[[Tensor], Tensor],
+    parameters: Mapping[str, nn.Parameter],
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    copies: int,
+    clip_factors: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Return (clipped sum, squared norms, losses), each example run through the model on its own.
+
+    Guarantee: correct for every model autograd can differentiate, since no two examples share a forward pass. All
+        sums over examples are in float64. An example whose clip factor is 0 is left out of them.
+    """
+    total = {name: torch.zeros_like(p, requires_grad=False, dtype=torch.float64) for name, p in parameters.items()}
+    squares, losses = [], []
+    for i in range(len(inputs)):
+        x, y = (t[i : i + 1].repeat_interleave(copies, dim=0) for t in (inputs, targets))
+        value = loss(model(x), y).mean()
+        found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+        gradient = {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+        square = torch.zeros(1, dtype=torch.float64, device=x.device)
+        for g in gradient.values():
+            square += squared_lengths(g.reshape(-1))
+        losses.append(value.detach().reshape(1))
+        squares.append(square)
+        factor = clip_factors(square, losses[-1]).item()
+        for name, g in gradient.items() if factor else ():
+            total[name].add_(g, alpha=factor)
+    return total, torch.cat(squares), torch.cat(losses)

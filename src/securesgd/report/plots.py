@@ -1,0 +1,217 @@
+"""The plots of a run: certified accuracy, where the noise is, the budget spent; and how a figure becomes a file."""
+
+__all__ = [
+    "budget_spent_figure",
+    "certified_curves_figure",
+    "compared_curves_figure",
+    "picture_bytes",
+    "plain_text",
+    "redistribution_figure",
+    "summary_curves_figure",
+    "write_picture",
+]
+
+import io
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from securesgd.certificates.summary import is_right
+from securesgd.errors import printable
+from securesgd.runtime.storage import write_whole
+
+
+def picture_bytes(figure: Figure) -> bytes:
+    """Return the figure as PNG."""
+    content = io.BytesIO()
+    figure.savefig(content, dpi=160, format="png")
+    return content.getvalue()
+
+
+def write_picture(figure: Figure, path: Path) -> None:
+    """Write the figure as a PNG file, whole or not at all. Raises: OSError with the name of the file."""
+    write_whole(path, picture_bytes(figure))
+
+
+def plain_text(text: str) -> str:
+    """Return a text from outside (a path, the name of a class) as it can stand in a figure.
+
+    Dollar signs are no formula there, and characters without a glyph (control characters, bytes that are no text) are
+    shown as their escapes.
+    """
+    return printable(text).replace("$", r"\$")
+
+
+# Okabe & Ito's colours; the rule that proves nothing is dotted.
+_STYLES: dict[str, dict[str, Any]] = {
+    "tight": {"color": "#0072B2", "linestyle": "-", "linewidth": 2.2},
+    "analytic": {"color": "#009E73", "linestyle": "-"},
+    "extended": {"color": "#E69F00", "linestyle": "--"},
+    "classic": {"color": "#CC79A7", "linestyle": "-."},
+    "as-published": {"color": "#D55E00", "linestyle": ":", "label": "as-published (no guarantee)"},
+}
+_AXES = {"linf": "l∞ radius", "l2": "l2 radius", "l1": "l1 radius"}
+
+
+def certified_curves_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw a panel per norm from the rows of `certificates.csv`: the share right and proven at each radius."""
+    figure, panels = _figure(rows)
+    for norm, axes in panels.items():
+        mine = [row for row in rows if row["norm"] == norm]
+        for rule, style in _STYLES.items():
+            _staircase(axes, mine, rule, **{"label": rule, "linewidth": 1.6} | style)
+        rules = [rule for rule in _STYLES if rule != "as-published"]
+        proven = max((row[f"radius_{rule}"] for row in mine if is_right(row) for rule in rules), default=0.0)
+        axes.set(xlim=(0, 1.15 * proven or None), title=f"{len(mine)} test examples", **_labels(norm))
+        _tidy(axes)
+    write_picture(figure, path)
+
+
+def compared_curves_figure(runs: Mapping[str, Sequence[dict[str, Any]]]) -> bytes:
+    """Return a picture, a panel per norm and a line per run, of the rows of their `certificates.csv`, rule tight."""
+    figure, panels = _figure([row for rows in runs.values() for row in rows])
+    for norm, axes in panels.items():
+        for (name, rows), line in zip(runs.items(), cycle(("-", "--", "-.", ":")), strict=False):
+            mine = [row for row in rows if row["norm"] == norm]
+            if mine:
+                label = f"{plain_text(name)} ({len(mine)} examples)"
+                _staircase(axes, mine, "tight", label=label, linewidth=1.6, linestyle=line)
+        axes.set(xlim=(0, None), title=f"{norm}, rule tight", **_labels(norm))
+        _tidy(axes)
+    return picture_bytes(figure)
+
+
+def summary_curves_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw a panel per norm from rows of norm, rule, radius and certified accuracy with its interval."""
+    figure, panels = _figure(rows)
+    for norm, axes in panels.items():
+        for rule, style in _STYLES.items():
+            mine = sorted((r for r in rows if (r["norm"], r["rule"]) == (norm, rule)), key=lambda r: float(r["radius"]))
+            if not mine:
+                continue
+            radii, shares = [row["radius"] for row in mine], [row["certified_accuracy"] for row in mine]
+            off = [[s - r["lower"] for s, r in zip(shares, mine, strict=True)],
+                   [r["upper"] - s for s, r in zip(shares, mine, strict=True)]]  # fmt: skip
+            axes.errorbar(radii, shares, yerr=off, capsize=2, marker="o", markersize=3, **{"label": rule} | style)
+        title = f"{int(rows[0]['examples']):,} test examples, {int(rows[0]['draws']):,} draws"
+        axes.set(title=title, **_labels(norm))
+        _tidy(axes)
+    write_picture(figure, path)
+
+
+def _figure(rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Axes]]:
+    """Return a figure with a panel for each norm in the rows."""
+    norms = [norm for norm in _AXES if any(row["norm"] == norm for row in rows)]
+    figure = Figure(figsize=(0.8 + 4.2 * len(norms), 3.6), layout="constrained")
+    return figure, dict(zip(norms, figure.subplots(1, len(norms), squeeze=False)[0], strict=True))
+
+
+def _labels(norm: str) -> dict[str, Any]:
+    return {"xlabel": f"{_AXES[norm]} (units of the input)", "ylabel": "certified accuracy", "ylim": (0, 1)}
+
+
+def _tidy(axes: Axes) -> None:
+    axes.title.set_fontsize(10)
+    axes.grid(True, color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(framealpha=1, edgecolor="none", fontsize=7)
+
+
+def _staircase(axes: Axes, rows: Sequence[dict[str, Any]], rule: str, **style: Any) -> None:
+    """Draw the share of examples that are right and have at least this radius: a staircase down from the accuracy."""
+    radii = np.sort([row[f"radius_{rule}"] for row in rows if is_right(row)])
+    shares = (len(radii) - np.arange(len(radii))) / len(rows)
+    ends = np.concatenate([[0.0], radii, radii[-1:]])
+    heights = np.concatenate([shares[:1], shares, [0.0] * bool(len(radii))])
+    axes.step(ends[: len(heights)], heights, where="pre", **style)
+
+
+_SHOWN = 8  # channels shown one by one; the rest only in the mean
+
+
+def redistribution_figure(r: Sequence[float], shape: Sequence[int], title: str, path: Path) -> None:
+    """Draw the standard deviation of each unit's noise, √r, relative to the middle unit, on a logarithmic scale.
+
+    A layer with height and width becomes maps, the mean over channels first and then the channels that differ most
+    from it; any other layer becomes one line over its units. The scale ends at the 2nd and 98th percentile: a learned r
+    may give a useless unit any amount of noise.
+    """
+    relative = np.sqrt(np.asarray(r)).reshape(shape)
+    relative /= np.median(relative)
+    if relative.ndim == 3:
+        figure = _maps(relative, title)
+    else:
+        figure = Figure(figsize=(6, 3), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(relative.ravel(), linewidth=1, color="#0072B2")
+        axes.axhline(1, color="0.6", linewidth=0.8)
+        axes.set(xlabel="unit of the first layer", ylabel="noise / median", yscale="log", title=plain_text(title))
+        axes.spines[["top", "right"]].set_visible(False)
+    write_picture(figure, path)
+
+
+def _maps(relative: np.ndarray, title: str) -> Figure:
+    mean = np.exp(np.log(relative).mean(axis=0))
+    maps = {"all channels": mean}
+    if len(relative) > 1:
+        apart = (np.log(relative / mean) ** 2).sum(axis=(1, 2))
+        if apart.max() > 1e-6:
+            maps |= {f"channel {k}": relative[k] for k in sorted(np.argsort(apart)[-_SHOWN:])}
+    columns = min(len(maps), 3)
+    rows = -(-len(maps) // columns)
+    figure = Figure(figsize=(2.2 * columns + 1.8, 2.3 * rows + 0.7), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    low, high = np.percentile(np.stack(list(maps.values())), (2, 98))
+    if high < 1.01 * low:
+        low, high = 0.5, 2.0  # uniform noise: one plain colour in the middle of the scale
+    image = None
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for axes, (name, values) in zip(grid.flat, maps.items(), strict=False):
+        image = axes.imshow(values, cmap="viridis", norm=LogNorm(low, high))
+        axes.set_title(name if len(maps) > 1 else "", fontsize=9)
+    assert image is not None
+    bar = figure.colorbar(image, ax=grid, label="noise / median", shrink=0.85, extend="both")
+    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    bar.ax.yaxis.set_major_formatter("{x:g}")
+    bar.ax.minorticks_off()
+    figure.suptitle(plain_text(title), fontsize=10)
+    return figure
+
+
+def budget_spent_figure(ledger: Sequence[dict[str, Any]]) -> bytes | None:
+    """Return a picture of what was paid after each block of steps; None if there is nothing to draw."""
+    steps, spent, releases, done = [0], [0.0], [], 0
+    for line in ledger:
+        event, epsilon = line.get("event"), line.get("epsilon")
+        if event is None or not isinstance(epsilon, int | float):
+            continue
+        done += int(event.get("steps", 0))
+        steps.append(done)
+        spent.append(float(epsilon))
+        if "steps" not in event:
+            releases.append((done, float(epsilon), str(event.get("label", event["kind"]))))
+    if len(steps) < 2:
+        return None
+    figure = Figure(figsize=(6, 2.8), layout="constrained")
+    axes = figure.subplots()
+    axes.step(steps, spent, where="pre", color="#0072B2", linewidth=1.8)
+    for step, epsilon, label in releases:
+        axes.annotate(plain_text(label), (step, epsilon), fontsize=8, xytext=(8, -4), textcoords="offset points")
+        axes.plot([step], [epsilon], "o", color="#D55E00")
+    wanted = ledger[0].get("target_epsilon")
+    if wanted is not None:
+        axes.axhline(float(wanted), color="0.5", linestyle="--", linewidth=1)
+        axes.annotate("budget", (0, float(wanted)), fontsize=8, xytext=(2, -10), textcoords="offset points")
+    axes.set(xlabel="steps", ylabel="ε paid", ylim=(0, None), xlim=(0, None))
+    axes.grid(True, color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+    return picture_bytes(figure)

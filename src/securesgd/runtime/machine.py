@@ -1,0 +1,89 @@
+"""The machine a run uses: precision of sums, memory the allocator keeps, and the versions a result was made with."""
+
+__all__ = ["environment", "keep_memory", "require_full_precision"]
+
+import ctypes
+import importlib.metadata
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from securesgd.errors import InvalidInputError
+
+_SWITCHES = {  # by kind of device; those a version of torch does not have are as good as not set
+    "cpu": ("fp32_precision", "mkldnn.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.matmul.fp32_precision"),
+    "cuda": ("fp32_precision", "cuda.matmul.fp32_precision", "cudnn.fp32_precision", "cudnn.conv.fp32_precision"),
+}
+
+
+def require_full_precision(device: str) -> None:
+    """Pass if torch computes float32 in float32 on this kind of device: every bound on rounding here rests on it.
+
+    Raises: InvalidInputError with the switch that says otherwise.
+    """
+    if torch.is_autocast_enabled(device):
+        raise InvalidInputError("autocast is on, which computes in a shorter type; run outside of it")
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:  # set through the switches below, which say more
+        precision = "highest"
+    if precision != "highest":
+        raise InvalidInputError(
+            f"float32_matmul_precision is {precision!r}; valid: 'highest', so that float32 is float32"
+        )
+    for name in _SWITCHES.get(device, ()):
+        try:
+            value = attrgetter(name)(torch.backends)
+        except AttributeError:
+            continue
+        if value not in ("none", "ieee"):
+            raise InvalidInputError(f"torch.backends.{name} is {value!r}; valid: 'ieee', so that float32 is float32")
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+
+
+def keep_memory() -> bool:
+    """Tell glibc to keep freed memory of this process for its next step; return whether it was told.
+
+    A training step on the CPU allocates and frees its activations. Past 32 MB glibc hands every buffer back to the
+    system, which costs a page fault per 4 kB at the next step: about a quarter of the time of a small network's step
+    (benchmarks/dpsgd_step.py: 46 against 58 ms). The process then holds its peak memory until it ends. The command line
+    does this; in a program of your own, call it once before training. Other systems are left as they are.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False  # another C library
+    return bool(mallopt(_M_MMAP_THRESHOLD, 2**30)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+_PACKAGES = ("securesgd", "torch", "numpy", "scipy", "dp-accounting", "matplotlib")
+
+
+def environment() -> dict[str, Any]:
+    """Return versions, machine and command line. Nothing in it names a path or a user."""
+    versions = {name: _version(name) for name in _PACKAGES}
+    return {
+        "command": " ".join(Path(word).name if Path(word).is_absolute() else word for word in sys.argv),
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "versions": versions,
+    }
+
+
+def _version(package: str) -> str | None:
+    """Return the version of a package, or None: figures are drawn without torch, too."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,124 @@
+"""A grid is filled cell by cell, survives interruption, and never measures a cell twice."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from securesgd.errors import DamagedFileError
+from securesgd.reproduce.grid import fill, open_cells
+from securesgd.runtime.tables import read_rows
+
+CELLS = [{"method": m, "epsilon": e, "seed": s} for m in ("a", "b") for e in (0.2, 1.0) for s in (0, 1)]
+
+
+def measured(cell, work):
+    """Two rows per cell, and a mark on disk for every call."""
+    with (work / "calls").open("a") as file:
+        file.write(f"{cell}\n")
+    threads = os.environ.get("OMP_NUM_THREADS")
+    return [{**cell, "attack": k, "value": cell["epsilon"] + k, "threads": threads} for k in (0, 1)]
+
+
+def failing_at_third(cell, work):
+    if cell == CELLS[2]:
+        raise KeyboardInterrupt
+    return measured(cell, work)
+
+
+def calls(folder):
+    return (folder / "calls").read_text().splitlines()
+
+
+def test_every_cell_once_and_in_order(tmp_path):
+    seen = []
+    fill(tmp_path / "rows.csv", CELLS, measured, tmp_path, on_cell=lambda cell, *_: seen.append(cell))
+    rows = read_rows(tmp_path / "rows.csv")
+    assert [(r["method"], r["epsilon"], r["seed"]) for r in rows[::2]] == [tuple(c.values()) for c in CELLS]
+    assert seen == CELLS
+    fill(tmp_path / "rows.csv", CELLS, measured, tmp_path)
+    assert len(calls(tmp_path)) == len(CELLS)
+    assert open_cells(tmp_path / "rows.csv", CELLS) == []
+
+
+def test_an_interrupted_grid_goes_on_where_it_was(tmp_path):
+    path = tmp_path / "rows.csv"
+    with pytest.raises(KeyboardInterrupt):
+        fill(path, CELLS, failing_at_third, tmp_path)
+    assert len(open_cells(path, CELLS)) == len(CELLS) - 2
+    fill(path, CELLS, measured, tmp_path)
+    assert len(calls(tmp_path)) == len(set(calls(tmp_path))) == len(CELLS)
+
+
+def test_two_processes_of_one_thread_make_the_same_rows(tmp_path):
+    fill(tmp_path / "rows.csv", CELLS, measured, tmp_path, jobs=2)
+    rows = read_rows(tmp_path / "rows.csv")
+    assert len(rows) == 2 * len(CELLS)
+    assert {row["threads"] for row in rows} == {1.0}
+    assert open_cells(tmp_path / "rows.csv", CELLS) == []
+
+
+def free_to_move(cell, work):
+    import torch
+
+    torch.ones(200, 200) @ torch.ones(200, 200)  # OpenMP binds its threads when it first works
+    return [{**cell, "cores": len(os.sched_getaffinity(0))}]
+
+
+def test_workers_are_not_bound_to_the_same_core(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_PROC_BIND", "true")  # as the command line sets it for itself
+    fill(tmp_path / "rows.csv", CELLS[:2], free_to_move, tmp_path, jobs=2)
+    assert {row["cores"] for row in read_rows(tmp_path / "rows.csv")} == {len(os.sched_getaffinity(0))}
+    assert os.environ["OMP_PROC_BIND"] == "true"
+
+
+def wait_long(cell, work):
+    (work / "pid").write_text(str(os.getpid()))
+    time.sleep(60)
+    return [{**cell, "value": 1}]
+
+
+def test_workers_of_a_killed_grid_end_too(tmp_path):
+    code = (
+        "from pathlib import Path\nfrom securesgd.reproduce.grid import fill\n"
+        "from tests.reproduce.test_grid import CELLS, wait_long\n"
+        f"if __name__ == '__main__': fill(Path({str(tmp_path / 'rows.csv')!r}), CELLS[:1] * 2, wait_long, "
+        f"Path({str(tmp_path)!r}), jobs=2)\n"
+    )
+    (tmp_path / "grid.py").write_text(code)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, tmp_path / "grid.py"], env=environment) as grid:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.1)
+        worker = int((tmp_path / "pid").read_text())
+        grid.kill()
+    for _ in range(50):
+        if not Path(f"/proc/{worker}").exists():
+            return
+        time.sleep(0.1)
+    pytest.fail("the worker goes on without its grid")
+
+
+def test_a_new_cell_is_added_to_rows_that_are_there(tmp_path):
+    path = tmp_path / "rows.csv"
+    fill(path, CELLS[:3], measured, tmp_path)
+    before = path.read_text()
+    fill(path, CELLS[:4], measured, tmp_path)
+    assert path.read_text().startswith(before)
+    assert len(calls(tmp_path)) == 4
+
+
+def test_rows_of_another_table_are_not_overwritten(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("my,notes\n1,2\n")
+    with pytest.raises(DamagedFileError, match="move it away"):
+        fill(path, CELLS[:1], measured, tmp_path)
+    assert path.read_text() == "my,notes\n1,2\n"
+
+
+def test_rows_must_name_their_cell(tmp_path):
+    with pytest.raises(AssertionError, match="begin with their cell"):
+        fill(tmp_path / "rows.csv", CELLS[:1], lambda cell, work: [{"value": 1}], tmp_path)
