@@ -12,7 +12,8 @@ MODULES = (
     "securesgd", "securesgd.theory", "securesgd.privacy", "securesgd.data.load", "securesgd.models.redistribution",
     "securesgd.models.noisy", "securesgd.models.control", "securesgd.models.networks", "securesgd.models.predict",
     "securesgd.training.loop", "securesgd.training.settings", "securesgd.certificates.record",
-    "securesgd.certificates.certify", "securesgd.certificates.verify", "securesgd.attacks.settings", "securesgd.attacks.harness",
+    "securesgd.certificates.certify", "securesgd.certificates.verify", "securesgd.attacks.settings",
+    "securesgd.attacks.harness",
     "securesgd.attacks.evaluate", "securesgd.attacks.falsify", "securesgd.methods", "securesgd.config", "securesgd.run",
     "securesgd.report.page", "securesgd.reproduce.reproduce",
 )  # fmt: skip
