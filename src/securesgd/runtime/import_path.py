@@ -26,7 +26,7 @@ def load_function(path: str, what: str) -> Callable[..., Any]:
     """Return the function, or other callable, at an import path; `what` says in messages what it is for.
 
     The current folder is searched too, as for `python -m`.
-    Raises: InvalidInputError, in one line, if the path is not one, the module cannot be imported, or has no such function.
+    Raises: InvalidInputError, in one line, if it is no such path, or the module cannot be imported or lacks the function.
     """
     if not is_import_path(path):
         raise InvalidInputError(f"{what} is {path!r}; valid: an import path like package.module:function")
@@ -43,4 +43,4 @@ def load_function(path: str, what: str) -> Callable[..., Any]:
         value = getattr(value, part, None)
     if not callable(value):
         raise InvalidInputError(f"{what} {path!r}: the module {module_name} has no function {attribute}")
-    return value  # type: ignore[no-any-return]
+    return value
