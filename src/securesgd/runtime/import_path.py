@@ -26,7 +26,7 @@ def load_function(path: str, what: str) -> Callable[..., Any]:
     """Return the function, or other callable, at an import path; `what` says in messages what it is for.
 
     The current folder is searched too, as for `python -m`.
-    Raises: InvalidInputError, in one line, if it is no such path, or the module cannot be imported or lacks the function.
+    Raises: InvalidInputError, in one line, if it is no such path, the module cannot be imported or lacks the function.
     """
     if not is_import_path(path):
         raise InvalidInputError(f"{what} is {path!r}; valid: an import path like package.module:function")
