@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from securesgd.errors import InvalidInputError, PrivacyError
-from securesgd.privacy.accounting import Accountant, accountant_checked, epsilon_of, epsilon_spent
+from securesgd.privacy.accounting import Accountant, epsilon_of, epsilon_spent, validate_accountant
 from securesgd.privacy.composition import composed
 from securesgd.privacy.events import PrivacyEvent, SampledGaussianSteps
 from securesgd.privacy.pld import pld_epsilon
-from securesgd.validate import count_checked, delta_checked, positive_checked, sampling_rate_checked
+from securesgd.validate import validate_count, validate_delta, validate_positive, validate_sampling_rate
 
 Point = tuple[int, float]
 
@@ -103,13 +103,13 @@ def calibrated_noise_multiplier(
     Raises: InvalidInputError for invalid values or epsilon > 1000; PrivacyError if no noise multiplier up to
     1e6 is enough, for instance because the extra events alone cost more.
     """
-    target = positive_checked("epsilon", epsilon)
+    target = validate_positive("epsilon", epsilon)
     if target > LARGEST_EPSILON:
         raise InvalidInputError(f"epsilon is {epsilon!r}; valid: 0 < epsilon <= {LARGEST_EPSILON:g}")
-    delta, name = delta_checked(delta), accountant_checked(accountant)
+    delta, name = validate_delta(delta), validate_accountant(accountant)
     rate, steps, extra = (
-        sampling_rate_checked(sampling_rate),
-        count_checked("steps", steps, at_least=1),
+        validate_sampling_rate(sampling_rate),
+        validate_count("steps", steps, at_least=1),
         tuple(extra_events),
     )
     alone = epsilon_spent(extra, delta, name)
@@ -164,9 +164,9 @@ def affordable_steps(
     (unless the result is `at_most`). 0 if not even one step is affordable.
     Raises: InvalidInputError for invalid values.
     """
-    target = positive_checked("epsilon", epsilon)
-    delta, name = delta_checked(delta), accountant_checked(accountant)
-    most, past = count_checked("at_most", at_most, at_least=0), tuple(spent)
+    target = validate_positive("epsilon", epsilon)
+    delta, name = validate_delta(delta), validate_accountant(accountant)
+    most, past = validate_count("at_most", at_most, at_least=0), tuple(spent)
     one = SampledGaussianSteps(sampling_rate=sampling_rate, noise_multiplier=noise_multiplier, steps=1)
     if most == 0 or math.isinf(epsilon_spent((*past, one), delta, name)):
         return 0

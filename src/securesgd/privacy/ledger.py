@@ -35,7 +35,7 @@ from securesgd.privacy.statement import NoiseScheme, PrivacyStatement, privacy_s
 from securesgd.runtime.append_only_file import DurableFile
 from securesgd.runtime.hash_chain import Chain, sealed, verified_chain
 from securesgd.runtime.storage import read_bytes
-from securesgd.validate import count_checked, text_checked
+from securesgd.validate import validate_count, validate_text
 
 SAME_EPSILON = 1e-6  # relative; other processors round the FFT differently
 
@@ -187,7 +187,7 @@ class Ledger:
 
     def steps_reserved(self, stream: str, *, first_step: int = 0) -> int:
         """Return the first step of `stream`, from `first_step` on, that is not paid for."""
-        return self._paid.stop_of(text_checked("stream", stream), count_checked("step", first_step, at_least=0))
+        return self._paid.stop_of(validate_text("stream", stream), validate_count("step", first_step, at_least=0))
 
     def require_step(self, step: int, *, stream: str) -> None:
         """Return if step `step` of `stream` is paid for. Raises: PrivacyError otherwise."""

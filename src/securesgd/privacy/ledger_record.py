@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError
-from securesgd.privacy.accounting import ADJACENCIES, Adjacency, accountant_checked
+from securesgd.privacy.accounting import ADJACENCIES, Adjacency, validate_accountant
 from securesgd.privacy.events import PrivacyEvent, SampledGaussianSteps, event_from_json, event_json
 from securesgd.privacy.statement import NoiseScheme
 from securesgd.runtime.hash_chain import Chain
-from securesgd.validate import count_checked, delta_checked, positive_checked, text_checked
+from securesgd.validate import validate_count, validate_delta, validate_positive, validate_text
 
 FORMAT = "securesgd-ledger"
 FORMAT_VERSION = 2  # 1: noise that is not safe in floating point, adjacency not told
@@ -35,15 +35,15 @@ class Header:
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
-            "delta": delta_checked(self.delta),
-            "accountant": accountant_checked(self.accountant),
+            "delta": validate_delta(self.delta),
+            "accountant": validate_accountant(self.accountant),
         }
         if self.target_epsilon is not None:
-            checked["target_epsilon"] = positive_checked("target_epsilon", self.target_epsilon)
+            checked["target_epsilon"] = validate_positive("target_epsilon", self.target_epsilon)
         if self.dataset_size is not None:
-            checked["dataset_size"] = count_checked("dataset_size", self.dataset_size, at_least=1)
+            checked["dataset_size"] = validate_count("dataset_size", self.dataset_size, at_least=1)
         for name in ("accountant_version", "securesgd_version", "created"):
-            checked[name] = text_checked(name, getattr(self, name))
+            checked[name] = validate_text(name, getattr(self, name))
         if self.adjacency not in ADJACENCIES:
             raise InvalidInputError(f"adjacency is {self.adjacency!r}; valid: {', '.join(ADJACENCIES)}")
         for name, value in checked.items():
@@ -79,8 +79,8 @@ class Block:
     first_step: int
 
     def __post_init__(self) -> None:
-        text_checked("stream", self.stream)
-        object.__setattr__(self, "first_step", count_checked("first_step", self.first_step, at_least=0))
+        validate_text("stream", self.stream)
+        object.__setattr__(self, "first_step", validate_count("first_step", self.first_step, at_least=0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,13 @@ from securesgd.errors import InvalidInputError
 from securesgd.privacy.accounting import (
     ADJACENCIES,
     Adjacency,
-    accountant_checked,
     accountant_version,
     epsilon_of,
+    validate_accountant,
 )
 from securesgd.privacy.composition import composed
 from securesgd.privacy.events import PrivacyEvent
-from securesgd.validate import count_checked, delta_checked, positive_checked
+from securesgd.validate import validate_count, validate_delta, validate_positive
 
 SEEDED = "the noise has a fixed seed, so it can be computed and subtracted by anyone who knows or guesses it"
 _ADJACENT = {
@@ -45,8 +45,8 @@ class NoiseScheme:
 
     def __post_init__(self) -> None:
         for name in ("clipping_norm", "sensitivity", "grid", "bound"):
-            object.__setattr__(self, name, positive_checked(name, getattr(self, name)))
-        object.__setattr__(self, "coordinates", count_checked("coordinates", self.coordinates, at_least=1))
+            object.__setattr__(self, name, validate_positive(name, getattr(self, name)))
+        object.__setattr__(self, "coordinates", validate_count("coordinates", self.coordinates, at_least=1))
         if not self.clipping_norm <= self.sensitivity <= self.bound:
             raise InvalidInputError(
                 f"clipping_norm {self.clipping_norm!r}, sensitivity {self.sensitivity!r} and bound {self.bound!r} must "
@@ -138,11 +138,11 @@ def privacy_statement(
     Raises: InvalidInputError for an invalid event, delta, accountant, size or adjacency.
     """
     composition = composed(events)
-    delta, name = delta_checked(delta), accountant_checked(accountant)
+    delta, name = validate_delta(delta), validate_accountant(accountant)
     if adjacency not in ADJACENCIES:
         raise InvalidInputError(f"adjacency is {adjacency!r}; valid: {', '.join(ADJACENCIES)}")
     cautions = []
-    if dataset_size is not None and delta * count_checked("dataset_size", dataset_size, at_least=1) > 1:
+    if dataset_size is not None and delta * validate_count("dataset_size", dataset_size, at_least=1) > 1:
         cautions.append(f"delta = {delta:g} is above 1/n for n = {dataset_size}")
     if composition.groups and min(group.noise_multiplier for group in composition.groups) < 0.1:
         cautions.append("a noise multiplier below 0.1 protects next to nothing")
