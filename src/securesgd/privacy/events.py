@@ -19,9 +19,7 @@ __all__ = [
 ]
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
-
-import dp_accounting
+from typing import TYPE_CHECKING, Any
 
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.validate import (
@@ -30,6 +28,9 @@ from securesgd.validate import (
     validate_sampling_rate,
     validate_text,
 )
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +121,13 @@ def event_from_json(value: Any) -> PrivacyEvent:
     return cls(**given)
 
 
-def dp_event(event: PrivacyEvent) -> dp_accounting.DpEvent:
+def dp_event(event: PrivacyEvent) -> "dp_accounting.DpEvent":
     """Return the event in the vocabulary of Google's dp-accounting, for use with its accountants.
 
     Raises: InvalidInputError if `event` is not one of the three event types.
     """
+    import dp_accounting
+
     match event:
         case GaussianRelease():
             return dp_accounting.GaussianDpEvent(event.noise_multiplier)

@@ -12,11 +12,12 @@ from securesgd.privacy.accounting import (
     ADJACENCIES,
     Adjacency,
     accountant_version,
-    epsilon_of,
+    composition_epsilon,
     validate_accountant,
 )
-from securesgd.privacy.composition import composed
+from securesgd.privacy.composition import compose
 from securesgd.privacy.events import PrivacyEvent
+from securesgd.theory.rounding import round_up
 from securesgd.validate import validate_count, validate_delta, validate_positive
 
 SEEDED = "the noise has a fixed seed, so it can be computed and subtracted by anyone who knows or guesses it"
@@ -94,7 +95,7 @@ class PrivacyStatement:
         """The statement as a sentence or two; epsilon is rounded up."""
         method = f"{self.accountant.upper()} accountant of {self.accountant_version}"
         claim = (
-            f"({_rounded_up(self.accounted_epsilon)}, {self.delta!r})-differentially private for "
+            f"({_epsilon_text(self.accounted_epsilon)}, {self.delta!r})-differentially private for "
             f"{_ADJACENT[self.adjacency]} ({method})."
         )
         if self.guaranteed:
@@ -105,7 +106,7 @@ class PrivacyStatement:
             return words
         if self.guaranteed_but_for_seed:
             return f"{words} With a secret key the same training is {claim}"
-        cost = f"epsilon = {_rounded_up(self.accounted_epsilon)} at delta = {self.delta:g} ({method})"
+        cost = f"epsilon = {_epsilon_text(self.accounted_epsilon)} at delta = {self.delta:g} ({method})"
         return f"{words} The other releases alone cost {cost}."
 
     def __str__(self) -> str:
@@ -137,7 +138,7 @@ def privacy_statement(
     remark on delta) is public; under "add-or-remove-one" the sampling rates do not depend on the number of examples.
     Raises: InvalidInputError for an invalid event, delta, accountant, size or adjacency.
     """
-    composition = composed(events)
+    composition = compose(events)
     delta, name = validate_delta(delta), validate_accountant(accountant)
     if adjacency not in ADJACENCIES:
         raise InvalidInputError(f"adjacency is {adjacency!r}; valid: {', '.join(ADJACENCIES)}")
@@ -146,7 +147,7 @@ def privacy_statement(
         cautions.append(f"delta = {delta:g} is above 1/n for n = {dataset_size}")
     if composition.groups and min(group.noise_multiplier for group in composition.groups) < 0.1:
         cautions.append("a noise multiplier below 0.1 protects next to nothing")
-    accounted = epsilon_of(composition._replace(unprotected=()), delta, name)
+    accounted = composition_epsilon(composition._replace(unprotected=()), delta, name)
     reasons = composition.unprotected
     if not reasons and math.isinf(accounted):
         reasons = ("no finite epsilon could be computed",)
@@ -166,5 +167,5 @@ def privacy_statement(
     )
 
 
-def _rounded_up(epsilon: float) -> str:
-    return "infinity" if math.isinf(epsilon) else f"{math.ceil(epsilon * 1e4) / 1e4:.4f}"
+def _epsilon_text(epsilon: float) -> str:
+    return "infinity" if math.isinf(epsilon) else f"{round_up(epsilon, decimals=4):.4f}"
