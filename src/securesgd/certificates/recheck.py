@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from securesgd.certificates.validate import admitted, indices_of, require_same_function
 from securesgd.certificates.votes import NoiseSource, Votes
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.validate import Array, whole_number
+from securesgd.validate import Array, validate_count
 
 
 def smoothed_votes(
@@ -30,7 +30,7 @@ def smoothed_votes(
     Points with the same index get the same noise: an attacked input may be compared with its original on it. By default
     inputs may have any values: a certificate speaks of the whole ball, not only of its part in the valid range.
     """
-    whole_number("draws", draws, 1)
+    validate_count("draws", draws, 1)
     network = admitted(model, inputs, input_range)
     assert isinstance(model, NoisyNetwork)
     require_same_function(model, inputs, 0.0)
