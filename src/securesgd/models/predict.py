@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.models.split_network import CutNetwork
+from securesgd.models.split_network import SplitNetwork
 
 Scores = Literal["votes", "soft"]
 
 
 def tally(
-    network: CutNetwork, clean: Tensor, noises: Iterable[Tensor], *, scores: Scores = "votes", together: int = 1
+    network: SplitNetwork, clean: Tensor, noises: Iterable[Tensor], *, scores: Scores = "votes", together: int = 1
 ) -> Tensor:
     """Return what the classes got from all draws of `noises`, [examples, classes] in double precision.
 
@@ -51,7 +51,7 @@ def vote_counts(model: nn.Module, inputs: Tensor, draws: int, generator: torch.G
         device = next(model.parameters()).device
         outputs = torch.cat([model(inputs[i : i + batch].to(device)) for i in range(0, len(inputs), batch)])
         return nn.functional.one_hot(outputs.argmax(1), outputs.shape[1]).cpu()
-    network, counts = CutNetwork(model), []
+    network, counts = SplitNetwork(model), []
     for start in range(0, len(inputs), batch):
         clean = network.clean(inputs[start : start + batch])
         shape = (len(clean), *network.noise_shape)

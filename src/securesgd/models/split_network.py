@@ -10,7 +10,7 @@ network's own function up to the rounding of sums; where that is not small besid
 A rest that decides by values (a branch in Python) decides for a whole batch at once, so it gets one draw at a time.
 """
 
-__all__ = ["CutNetwork"]
+__all__ = ["SplitNetwork"]
 
 import contextlib
 import copy
@@ -25,7 +25,7 @@ from securesgd.models.noisy import NoisyNetwork
 _ROUNDING_SHARE = 1e-3  # of a standard deviation; with ordinary weights it is about 1e-5
 
 
-class CutNetwork:
+class SplitNetwork:
     """The three parts of a noisy network, on a copy of it: the model itself is left as it is.
 
     Assumes: the model is in eval mode. Later changes of its weights are not seen.
