@@ -207,7 +207,7 @@ def build_model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -
     return model
 
 
-def _plain_network(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
+def _plain_network(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     adlm = config.adlm
     seen = input_shape if adlm is None else seen_shape(input_shape, adlm)
     return network(config.network, seen, classes, hidden=adlm and adlm.hidden)  # type: ignore[arg-type]
