@@ -41,13 +41,12 @@ from securesgd.certificates.votes import stream_number
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.runtime.processes import Processes
-from securesgd.runtime.run_folder import locked_folder
+from securesgd.runtime.run_folder import WEIGHTS, locked_folder
 from securesgd.runtime.storage import file_digest, write_json
 from securesgd.runtime.tables import write_rows
 from securesgd.theory import Sensitivity
 from securesgd.theory.certificates import CERTIFICATE_RULES, CertificateRule, radii_by_rule
 
-WEIGHTS = "model.safetensors"
 _FIRST_PART, _LARGEST_PART, _SECONDS = 32, 512, 20  # examples between two writes, and how far apart those should be
 
 

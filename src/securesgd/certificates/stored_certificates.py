@@ -34,12 +34,14 @@ from securesgd.certificates.sensitivity import fingerprint, published_whitened_s
 from securesgd.certificates.summary import certified_summary, guarantee_in_words
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
+from securesgd.runtime.run_folder import CERTIFICATE_RECORD as RECORD
+from securesgd.runtime.run_folder import CERTIFICATES
+from securesgd.runtime.run_folder import SENSITIVITY as SENSITIVITIES
 from securesgd.runtime.storage import read_json, write_json
 from securesgd.runtime.tables import read_rows
 from securesgd.theory import NORMS, Sensitivity
 from securesgd.theory.certificates import BUILT_IN_RULES
 
-CERTIFICATES, RECORD, SENSITIVITIES = "certificates.csv", "certificates.json", "sensitivity.json"
 _WHOLE = ("index", "label", "prediction", "abstained", "draws")
 _COLUMNS = ("norm", "record", "answer", *_WHOLE, "p_lower", "q_upper", "rounding")
 

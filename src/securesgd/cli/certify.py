@@ -17,13 +17,11 @@ from securesgd.cli.options import numbers
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.runtime.import_path import is_import_path
+from securesgd.runtime.run_folder import CERTIFICATES
 from securesgd.theory.certificates import CERTIFICATE_RULES, rule_caveat
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from securesgd.certificates.run_certificates import RunCertificates
-    from securesgd.models.noisy import NoisyNetwork
+    from securesgd.run import Run
 
 
 @app.command(epilog="Example: securesgd certify runs/a --norm linf,l2 --draws 10000 --examples 500")
@@ -64,10 +62,6 @@ def certify(
     whenever you like: the same command resumes where it stopped. Under torchrun all processes share the work:
     [dim]torchrun --nproc-per-node 4 --no-python securesgd certify runs/a[/]
     """
-    from securesgd.certificates.record import CertifySettings
-    from securesgd.certificates.run_certificates import CERTIFICATES, certify_run
-    from securesgd.data.load import load
-    from securesgd.report.plots import certified_curves_figure
     from securesgd.run import load_run
     from securesgd.runtime.machine import keep_memory
     from securesgd.runtime.processes import process_group
@@ -76,29 +70,23 @@ def certify(
         valid = nearest(rule, [*CERTIFICATE_RULES, "all"])
         raise InvalidInputError(f"unknown rule {rule!r}: {valid}, or an import path like package.module:function")
     keep_memory()
-    config, model = load_run(run)
-    data = load(config.dataset, holdout=config.holdout, seed=config.seed)
-    norms = [part.strip() for part in norm.split(",") if part.strip()] or [config.robustness.norm]
-    settings = CertifySettings(
-        norm=norms[0], draws=draws, failure_prob=failure_prob, selection_draws=selection_draws, seed=seed,
-        radius=radius, tolerance=tolerance,
-    )  # fmt: skip
+    loaded = load_run(run)
     with process_group() as processes, _progress() as show:
-        result = certify_run(
-            run, model, data.test_inputs, data.test_targets, norms, settings, examples=examples,
+        result = loaded.certify(
+            norms=[part.strip() for part in norm.split(",") if part.strip()] or None, examples=examples,
             at_radii=numbers("at-radii", at_radii), rules=[rule] if is_import_path(rule) else [], again=again,
-            on_progress=show,
+            draws=draws, failure_prob=failure_prob, selection_draws=selection_draws, seed=seed, radius=radius,
+            tolerance=tolerance, on_progress=show,
         )  # fmt: skip
     if not processes.is_first:
         return
-    certified_curves_figure(result.rows, run / "certificates.png")
-    checks = _check(run, model, data.test_inputs, result, settings.failure_prob, seed) if check else {}  # type: ignore[arg-type]
+    checks = {name: _check(loaded, name, result.examples, seed) for name in result.records} if check else {}
     if as_json:
         shown = {name: record | ({"check": checks[name]} if check else {}) for name, record in result.json().items()}
         print(json.dumps(shown, indent=2))
     else:
-        for name in norms:
-            _print_summary(name, result.summaries[name], rule)
+        for name, summary in result.summaries.items():
+            _print_summary(name, summary, rule)
             print(result.records[name]["guarantee"])
         for name, checked in checks.items():
             for which, search in checked["rules"].items():
@@ -108,28 +96,14 @@ def certify(
         raise typer.Exit(1)
 
 
-def _check(
-    run: Path, model: "NoisyNetwork", inputs: "Tensor", result: "RunCertificates", failure_prob: float, seed: int
-) -> dict[str, Any]:
-    """Return the result of attacking the certificates of each norm, with progress."""
-    from securesgd.attacks.falsify import check_run
-    from securesgd.certificates.run_certificates import SENSITIVITIES
-    from securesgd.certificates.sensitivity import known_sensitivity
+def _check(run: "Run", norm: str, examples: int, seed: int) -> dict[str, Any]:
+    """Return the result of attacking the certificates of one norm, with progress."""
+    with progress_bar("{task.description}", description="searching certified balls", total=1.0) as (progress, task):
 
-    checks = {}
-    for norm in result.records:
-        worst = known_sensitivity(model, norm, run / SENSITIVITIES).direction
-        words = "searching certified balls"
-        with progress_bar("{task.description}", description=words, total=1.0) as (progress, task):
+        def show(which: str, share: float) -> None:
+            progress.update(task, completed=share, description=f"searching {which} balls")
 
-            def show(which: str, share: float, bar: Any = progress, task: Any = task) -> None:
-                bar.update(task, completed=share, description=f"searching {which} balls")
-
-            checks[norm] = check_run(
-                run, model, inputs, result.rows_in(norm),
-                certificate_failure_prob=failure_prob, direction=worst, seed=seed, on_progress=show,
-            )  # fmt: skip
-    return checks
+        return run.check(norm=norm, examples=examples, seed=seed, on_progress=show)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ needs. Weights come from torch's own initialisation; seed with `torch.manual_see
 A row of `NETWORKS` adds a network; an import path, `package.module:function`, is accepted wherever a name is.
 """
 
-__all__ = ["NETWORKS", "network"]
+__all__ = ["NETWORKS", "network", "network_from_function"]
 
 import inspect
 from collections.abc import Callable
@@ -144,7 +144,7 @@ def network(name: str, input_shape: tuple[int, ...], classes: int, hidden: int |
     if name not in NETWORKS:
         if hidden is not None:
             raise InvalidInputError(f"hidden is {hidden}, but the network {name} sets its own widths; leave it out")
-        return _outside_network(name, tuple(input_shape), classes)
+        return network_from_function(load_function(name, "the network"), tuple(input_shape), classes, name)
     if len(input_shape) != 3 or min(input_shape) < 1:
         raise InvalidInputError(f"input_shape is {tuple(input_shape)}: it must be (channels, height, width)")
     if hidden is None:
@@ -154,20 +154,23 @@ def network(name: str, input_shape: tuple[int, ...], classes: int, hidden: int |
     return NETWORKS[name](input_shape, classes, hidden)
 
 
-def _outside_network(path: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    make = load_function(path, "the network")
+def network_from_function(make: Callable[..., Any], input_shape: tuple[int, ...], classes: int, name: str) -> nn.Module:
+    """Return what a function of the user makes, called with (input_shape, classes) or with nothing.
+
+    Raises: InvalidInputError, in one line with `name`, if it takes other arguments, fails, or makes no torch module.
+    """
     if isinstance(make, nn.Module):
-        raise InvalidInputError(f"the network {path} is a module; valid: a function, or class, that makes a new one")
+        raise InvalidInputError(f"the network {name} is a module; valid: a function, or class, that makes a new one")
     arguments = next((given for given in ((input_shape, classes), ()) if _takes(make, given)), None)
     if arguments is None:
-        raise InvalidInputError(f"the network {path} takes neither (input_shape, classes) nor no arguments")
+        raise InvalidInputError(f"the network {name} takes neither (input_shape, classes) nor no arguments")
     try:
         made = make(*arguments)
     except Exception as error:  # whatever a foreign function raises, the command ends with one line
         reason = (str(error).splitlines() or [""])[0]
-        raise InvalidInputError(f"the network {path} cannot be made: {type(error).__name__} {reason}") from error
+        raise InvalidInputError(f"the network {name} cannot be made: {type(error).__name__} {reason}") from error
     if not isinstance(made, nn.Module):
-        raise InvalidInputError(f"the network {path} made a {type(made).__name__}; valid: a torch.nn.Module")
+        raise InvalidInputError(f"the network {name} made a {type(made).__name__}; valid: a torch.nn.Module")
     return made
 
 
