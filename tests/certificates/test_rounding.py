@@ -34,7 +34,7 @@ class Minus(nn.Module):
 
 def coarse():
     """h = 2x + 2²⁴ with noise of one standard deviation: what is added to x below a step of h is lost or doubled."""
-    model = NoisyNetwork(nn.Sequential(nn.Linear(1, 1), Minus()), (1,)).eval()
+    model = NoisyNetwork(nn.Sequential(nn.Linear(1, 1), Minus()), (1,), place="first-layer").eval()
     with torch.no_grad():
         model.noisy.layer.weight.fill_(2.0)
         model.noisy.layer.bias.fill_(BIG)
@@ -183,7 +183,7 @@ QUICK = CertifySettings(draws=64, selection_draws=32)
         (lambda: certify(small(), INPUTS.half(), QUICK), "inputs are of type torch.float16"),
         (lambda: certify(small(), INPUTS.bfloat16(), QUICK), "inputs are of type torch.bfloat16"),
         (under_autocast, "autocast is on"),
-        (lambda: NoisyNetwork(Autocast(), (1, 8, 8)), "autocast"),
+        (lambda: NoisyNetwork(Autocast(), (1, 8, 8), place="first-layer"), "autocast"),
     ],
 )
 def test_half_precision_is_refused(call, message):

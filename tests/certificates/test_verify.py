@@ -77,7 +77,7 @@ def test_somebody_who_knows_the_seed_makes_an_input_with_a_false_certificate_and
     layer = torch.nn.Linear(2 * size, 2 * size, bias=False)
     with torch.no_grad():
         layer.weight.copy_(torch.eye(2 * size))
-    model = NoisyNetwork(torch.nn.Sequential(layer, Product()), (2 * size,)).eval()
+    model = NoisyNetwork(torch.nn.Sequential(layer, Product()), (2 * size,), place="first-layer").eval()
     stream = int(stream_of(np.array([0]))[0])
     known = torch.cat([
         NoiseStream(NoiseSource.of(0), purpose, stream, (2 * size,), torch.float32).draws(0, draws)[:, size:]

@@ -125,7 +125,7 @@ CASES = {
     "input": lambda: small("input"),
     "input learned": lambda: small("input", learned=True),
     "flattened linear": lambda: NoisyNetwork(
-        nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, 4)), (1, 8, 8)
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, 4)), (1, 8, 8), place="first-layer"
     ).eval(),
     "input, flattened linear": lambda: NoisyNetwork(
         nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, 4)), (1, 8, 8), place="input"
@@ -133,7 +133,7 @@ CASES = {
     "input, no linear layer first": lambda: NoisyNetwork(
         nn.Sequential(nn.Tanh(), nn.Flatten(), nn.Linear(64, 4)), (1, 8, 8), place="input"
     ).eval(),
-    "mnist-cnn": lambda: NoisyNetwork(network("mnist-cnn", (1, 8, 8), 4), (1, 8, 8)).eval(),
+    "mnist-cnn": lambda: NoisyNetwork(network("mnist-cnn", (1, 8, 8), 4), (1, 8, 8), place="first-layer").eval(),
 }
 
 
@@ -183,7 +183,7 @@ def test_a_connection_around_the_first_layer_is_not_cut():
 
 
 def test_a_pass_fits_the_cache_and_memory_does_not_grow_with_the_draws(monkeypatch):
-    model = NoisyNetwork(network("mnist-cnn", (1, 28, 28), 10), (1, 28, 28)).eval()
+    model = NoisyNetwork(network("mnist-cnn", (1, 28, 28), 10), (1, 28, 28), place="first-layer").eval()
     assert draws_per_pass(CutNetwork(model)) == BLOCK
     assert draws_per_pass(CutNetwork(small())) == 512
     rows = []

@@ -12,7 +12,7 @@ from securesgd.models.redistribution import (
     SENSITIVITY,
     Redistribution,
     _clipped_scores,
-    from_gradients,
+    redistribution_from_gradients,
     prior,
     random,
     uniform,
@@ -28,7 +28,7 @@ def stream(seed):
 def model(seed=0):
     torch.manual_seed(seed)
     layers = [nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 36, 4)]
-    return NoisyNetwork(nn.Sequential(*layers), (1, 6, 6))
+    return NoisyNetwork(nn.Sequential(*layers), (1, 6, 6), place="first-layer")
 
 
 def data(count=40):
@@ -66,7 +66,7 @@ def test_one_example_contributes_at_most_one(per, beta):
 
 def test_tiny_gradients_of_a_wide_layer_do_not_escape_the_norm():
     """In single precision the squares of these vanish from the norm but not from the vector: 35 times the bound."""
-    net = NoisyNetwork(nn.Sequential(nn.Linear(1, 20_000), nn.Linear(20_000, 2)), (1,))
+    net = NoisyNetwork(nn.Sequential(nn.Linear(1, 20_000), nn.Linear(20_000, 2)), (1,), place="first-layer")
     with torch.no_grad():
         net.network[1].weight.copy_(torch.tensor([[5e-12], [-5e-12]]).expand(2, 20_000))
         net.network[1].weight[:, 0] *= 2
@@ -118,7 +118,7 @@ def test_noise_of_a_private_release_has_the_stated_size(monkeypatch):
     for z, seeds in ((0.0, [0]), (3.0, range(60))):
         for seed in seeds:
             net.noisy.noise.generator.manual_seed(0)
-            from_gradients(net, batches, way="private", noise_multiplier=z, stream=stream(seed))
+            redistribution_from_gradients(net, batches, way="private", noise_multiplier=z, stream=stream(seed))
     noise = np.array(sums[1:]) - sums[0]
     statistic, n = (noise**2).sum() / 3.0**2, noise.size
     assert chi2.ppf(1e-7, n) < statistic < chi2.ppf(1 - 1e-7, n)
@@ -131,7 +131,7 @@ def test_directions_are_opposite():
     shares = {}
     for direction in ("vulnerable", "inverse"):
         net.noisy.noise.generator.manual_seed(0)
-        shares[direction] = from_gradients(
+        shares[direction] = redistribution_from_gradients(
             net, [data()], way="public", noise_multiplier=0, stream=stream(0), direction=direction
         ).per_unit
     assert np.corrcoef(shares["vulnerable"], shares["inverse"])[0, 1] < -0.5

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from securesgd.errors import InvalidInputError
 from securesgd.models.input_path import require_same_everywhere, require_steady
-from securesgd.models.noisy import NoisyNetwork, require_sound
+from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.split_network import CutNetwork
+from securesgd.models.validate_network import require_sound
 from securesgd.runtime.machine import require_full_precision
 
 _PROBES = 16

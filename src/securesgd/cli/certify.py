@@ -64,7 +64,8 @@ def certify(
     from securesgd.runtime.tables import read_rows
 
     keep_memory()
-    config, model = load_run(run)
+    loaded = load_run(run)
+    config, model = loaded.config, loaded.model
     if not isinstance(model, NoisyNetwork):
         raise InvalidInputError(
             f"{run} was trained with {config.method}, without noise in the first layer: there is nothing to certify"

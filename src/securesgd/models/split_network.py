@@ -80,7 +80,7 @@ class CutNetwork:
         from all that was compared), or if the sum of two roundings is not nearly the rounding of the sum.
         """
         assert isinstance(own.network, nn.Sequential)
-        rest = NoisyNetwork(copy.deepcopy(own.network[1]), own.input_shape).eval()
+        rest = NoisyNetwork(copy.deepcopy(own.network[1]), own.input_shape, place="first-layer").eval()
         if rest.input_path != TRACED:
             raise InvalidInputError(f"the way to the first layer cannot be traced: {rest.input_path}")
         _require_small_rounding(rest, own.noisy.noise.std)

@@ -108,6 +108,9 @@ class PrivacyStatement:
         cost = f"epsilon = {_rounded_up(self.accounted_epsilon)} at delta = {self.delta:g} ({method})"
         return f"{words} The other releases alone cost {cost}."
 
+    def __str__(self) -> str:
+        return self.in_words
+
     def json(self) -> dict[str, Any]:
         """Return the statement as a JSON object; an infinite epsilon is the string "inf"."""
         record = asdict(self) | {"in_words": self.in_words}

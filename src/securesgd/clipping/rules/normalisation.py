@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from securesgd.clipping.rules.forms import ExampleGradient, FastPathError, Kept, LayerCall
-from securesgd.models.scale import Scale
+from securesgd.models.noise_layer import Scale
 
 
 def group_norm_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
