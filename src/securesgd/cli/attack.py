@@ -76,7 +76,8 @@ def attack(
     for name in _names(attack):  # refuse before anything is loaded
         attack_settings(name, budgets[0], protocol=protocol, **changes)
     keep_memory()
-    config, model = load_run(run)
+    loaded = load_run(run)
+    config, model = loaded.config, loaded.model
     changes["dataset"] = config.dataset
     asked = [attack_settings(name, b, protocol=protocol, **changes) for name in _names(attack) for b in budgets]
     data = load(config.dataset, holdout=config.holdout, seed=config.seed)

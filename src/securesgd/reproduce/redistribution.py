@@ -100,8 +100,8 @@ def measure_certified(cell: Cell, work: Path) -> list[Row]:
     from securesgd.attacks.falsify import check_run
     from securesgd.certificates.record import CertifySettings
     from securesgd.certificates.run_certificates import SENSITIVITIES, certify_run
+    from securesgd.certificates.sensitivity import known_sensitivity
     from securesgd.certificates.summary import certified_summary
-    from securesgd.certificates.weights import known_sensitivity
     from securesgd.runtime.tables import read_rows
 
     run = redistribution_model(_CERTIFIED_WAY, _CERTIFIED_SEED, work.parent / "redistribution")
@@ -109,7 +109,7 @@ def measure_certified(cell: Cell, work: Path) -> list[Row]:
     settings = CertifySettings(norm=norm, draws=cell["draws"], seed=0)
     folder = work / norm  # a folder each: both norms may be measured at once, by two processes
     folder.mkdir(parents=True, exist_ok=True)
-    certify_run(folder, run.model, run.data.test_inputs, run.data.test_targets, [norm], settings, examples=count)  # type: ignore[arg-type]
+    certify_run(folder, run.model, run.data.test_inputs, run.data.test_targets, [norm], settings, examples=count)
     rows = [row for row in read_rows(folder / "certificates.csv") if row["index"] < count]
     bound = known_sensitivity(run.model, norm, folder / SENSITIVITIES)  # type: ignore[arg-type]
     check = check_run(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from securesgd.errors import InvalidInputError
-from securesgd.validate import count_checked, positive_checked, types_checked
+from securesgd.validate import validate_count, validate_positive, validate_types
 
 _SHARES = ("relevance_share", "input_share", "loss_share")
 
@@ -33,15 +33,15 @@ class AdlmSettings:
     """Adam steps, of 128 examples each, of the network whose relevances are used; without any privacy."""
 
     def __post_init__(self) -> None:
-        types_checked(self)
+        validate_types(self)
         for name in ("epsilon", "relevance_power", *_SHARES):
-            positive_checked(name, getattr(self, name))
+            validate_positive(name, getattr(self, name))
         if not math.isclose(total := sum(getattr(self, name) for name in _SHARES), 1.0, abs_tol=1e-9):
             raise InvalidInputError(f"{', '.join(_SHARES)} add up to {total:g}; valid: shares of epsilon, together 1")
         for name, most in (("hidden", 10**5), ("relevance_examples", 10**7), ("pretrain_steps", 10**6)):
-            count_checked(name, getattr(self, name), at_least=1, at_most=most)
+            validate_count(name, getattr(self, name), at_least=1, at_most=most)
         if self.crop is not None:
-            count_checked("crop", self.crop, at_least=1)
+            validate_count("crop", self.crop, at_least=1)
         if not 0 <= self.relevance_offset < 1:
             raise InvalidInputError(f"relevance_offset is {self.relevance_offset!r}; valid: 0 <= relevance_offset < 1")
 
