@@ -7,7 +7,7 @@ from securesgd.reproduce import tables
 from securesgd.reproduce.grid import cell_rows, fill_grid, open_cells
 from securesgd.reproduce.models import WAYS
 from securesgd.reproduce.reproduce import EXPERIMENTS
-from securesgd.run import train_run
+from securesgd.run_training import train_run
 
 SMALL = tables.AttackTable(
     methods=("dpsgd", "secure-sgd"), budgets=(0.05, 0.3), examples=25, votes=50, eot=3, attack_steps=2,

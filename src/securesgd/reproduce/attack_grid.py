@@ -29,7 +29,7 @@ from securesgd.theory.gaussian import Mechanism
 if TYPE_CHECKING:
     from securesgd.attacks.evaluate import EvaluationSettings
     from securesgd.attacks.settings import AttackSettings
-    from securesgd.run import TrainedRun
+    from securesgd.run import Run
 
 Line = dict[str, Any]
 
@@ -157,7 +157,7 @@ def paper_attack_settings(
 
 def attack_rows(
     cell: Cell,
-    run: "TrainedRun",
+    run: "Run",
     folder: Path,
     attacks: Sequence["AttackSettings"],
     settings: "EvaluationSettings",
@@ -174,7 +174,7 @@ def attack_rows(
     return [_attack_row(cell, run, entry) for entry in evaluation.cells.values()]
 
 
-def _attack_row(cell: Cell, run: "TrainedRun", entry: dict[str, Any]) -> Row:
+def _attack_row(cell: Cell, run: "Run", entry: dict[str, Any]) -> Row:
     summary, attack, measured = entry["summary"], entry["attack"], entry["measured"]
     proven = summary.get("certified_accuracy", {})
     return {
@@ -184,7 +184,7 @@ def _attack_row(cell: Cell, run: "TrainedRun", entry: dict[str, Any]) -> Row:
         "norm": attack["norm"],
         "budget": attack["budget"],
         **{name: attack[name] for name in ("steps", "eot", "restarts") if name not in cell},
-        "guaranteed": int(run.statement.guaranteed_but_for_seed),
+        "guaranteed": int(run.privacy.guaranteed_but_for_seed),
         "test_accuracy": run.test_accuracy,
         **_share_columns("clean", summary["clean_accuracy"]),
         **_share_columns("attacked", summary["accuracy"]),

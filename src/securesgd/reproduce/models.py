@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from securesgd.reproduce.grid import Cell, Row
 
 if TYPE_CHECKING:
-    from securesgd.run import TrainedRun
+    from securesgd.run import Run
 
 WAYS: dict[str, dict[str, Any]] = {
     "uniform": {"redistribution": "uniform"},
@@ -23,14 +23,14 @@ WAYS: dict[str, dict[str, Any]] = {
 """How the redistribution r of a cell is obtained (its column `way`), as settings of a run."""
 
 
-def cell_model(dataset: str, method: str, folder: Path, settings: dict[str, Any], seed: int) -> "TrainedRun":
+def cell_model(dataset: str, method: str, folder: Path, settings: dict[str, Any], seed: int) -> "Run":
     """Return the run of these settings in `folder`; train it, or resume its training, if it is not finished.
 
     The noise is seeded too, so that the row can be made again; the run's privacy statement says what that costs.
     Several processes may read a finished run at once.
     """
     from securesgd.config import run_config
-    from securesgd.run import train_run
+    from securesgd.run_training import train_run
     from securesgd.runtime.machine import keep_memory
 
     keep_memory()
@@ -52,11 +52,11 @@ def accuracy_row(cell: Cell, folder: Path, settings: dict[str, Any]) -> Row:
     run = cell_model(cell["dataset"], cell["method"], folder, settings, cell["seed"])
     return {
         **cell,
-        "epsilon_spent": run.statement.accounted_epsilon,
-        "delta": run.statement.delta,
+        "epsilon_spent": run.privacy.accounted_epsilon,
+        "delta": run.privacy.delta,
         "steps": run.config.training.steps,
         "batch_size": run.config.training.batch_size,
         "test_accuracy": run.test_accuracy,
-        "test_images": len(run.data.test_targets),
+        "test_images": run.test_images,
         "command": train_command(cell["dataset"], cell["method"], settings, cell["seed"]),
     }

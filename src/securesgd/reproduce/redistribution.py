@@ -17,7 +17,7 @@ from securesgd.reproduce.plots import ways_figure
 from securesgd.runtime.tables import write_rows
 
 if TYPE_CHECKING:
-    from securesgd.run import TrainedRun
+    from securesgd.run import Run
 
 RADII = (0.02, 0.04, 0.06, 0.08, 0.10)
 SETTINGS: dict[str, Any] = {
@@ -36,7 +36,7 @@ _CERTIFIED_PROFILES: dict[str, dict[str, int]] = {
 _CERTIFIED_WAY, _CERTIFIED_SEED = "learned-from-prior", 0
 
 
-def redistribution_model(way: str, seed: int, work: Path) -> "TrainedRun":
+def redistribution_model(way: str, seed: int, work: Path) -> "Run":
     """Return the model with this way to obtain r; train it, or resume its training, if it is not finished."""
     return cell_model("mnist", "secure-sgd", work / f"{way}-{seed}", SETTINGS | WAYS[way], seed)
 
@@ -61,12 +61,12 @@ def measure_redistribution(cell: Cell, work: Path) -> list[Row]:
     return [
         {
             **cell,
-            "epsilon_spent": run.statement.accounted_epsilon,
-            "delta": run.statement.delta,
+            "epsilon_spent": run.privacy.accounted_epsilon,
+            "delta": run.privacy.delta,
             "sensitivity_upper": certificates.sensitivity.upper,
             "sensitivity_lower": certificates.sensitivity.lower,
             "test_accuracy": run.test_accuracy,
-            "test_images": len(run.data.test_targets),
+            "test_images": run.test_images,
             "smoothed_accuracy": float(right.mean()),
             **{f"certified_at_{r:g}": float((right & (radius >= r)).mean()) for r in RADII},
             "average_certified_radius": float((right * radius).mean()),
@@ -102,18 +102,20 @@ def measure_certified(cell: Cell, work: Path) -> list[Row]:
     from securesgd.certificates.run_certificates import SENSITIVITIES, certify_run
     from securesgd.certificates.sensitivity import known_sensitivity
     from securesgd.certificates.summary import certified_summary
+    from securesgd.models.noisy import NoisyNetwork
     from securesgd.runtime.tables import read_rows
 
     run = redistribution_model(_CERTIFIED_WAY, _CERTIFIED_SEED, work.parent / "redistribution")
+    assert isinstance(run.model, NoisyNetwork)
     norm, count = cell["norm"], cell["examples"]
     settings = CertifySettings(norm=norm, draws=cell["draws"], seed=0)
     folder = work / norm  # a folder each: both norms may be measured at once, by two processes
     folder.mkdir(parents=True, exist_ok=True)
     certify_run(folder, run.model, run.data.test_inputs, run.data.test_targets, [norm], settings, examples=count)
     rows = [row for row in read_rows(folder / "certificates.csv") if row["index"] < count]
-    bound = known_sensitivity(run.model, norm, folder / SENSITIVITIES)  # type: ignore[arg-type]
+    bound = known_sensitivity(run.model, norm, folder / SENSITIVITIES)
     check = check_run(
-        folder, run.model, run.data.test_inputs, rows,  # type: ignore[arg-type]
+        folder, run.model, run.data.test_inputs, rows,
         certificate_failure_prob=settings.failure_prob, direction=bound.direction, restarts=1, eot=20,
     )  # fmt: skip
     summary, searches = certified_summary(rows), check["rules"]

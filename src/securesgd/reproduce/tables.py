@@ -29,7 +29,7 @@ from securesgd.reproduce.redistribution import SETTINGS, redistribution_model
 from securesgd.runtime.tables import write_rows
 
 if TYPE_CHECKING:
-    from securesgd.run import TrainedRun
+    from securesgd.run import Run
 
 _ROBUST: dict[str, Any] = {"norm": "linf", "robust_epsilon": 4.0, "attack_size": 0.1, "copies": 1}
 _NETWORK_METHODS: dict[str, dict[str, Any]] = {
@@ -143,7 +143,7 @@ class AttackTable:
         return attack_rows(cell, run, work / f"{cell['method']}-{cell['seed']}", attacks, settings)
 
 
-def attack_model(method: str, seed: int, work: Path) -> "TrainedRun":
+def attack_model(method: str, seed: int, work: Path) -> "Run":
     """Return the model of the table of attacks; the noisy ones are those of the experiment `redistribution`."""
     if method in _ATTACK_WAYS:
         return redistribution_model(_ATTACK_WAYS[method], seed, work.parent / "redistribution")
