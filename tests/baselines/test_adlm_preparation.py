@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from securesgd.baselines.adlm.network import AdlmNetwork
-from securesgd.baselines.adlm.preparation import mean_relevance, pretrained
+from securesgd.baselines.adlm.preparation import mean_relevance, pretrain_network
 from securesgd.build import build_model
 from securesgd.config import RunConfig, run_config
 from securesgd.data.load import load
@@ -98,7 +98,7 @@ def test_pretraining_learns_and_leaves_the_model_alone():
     model = build_model(config, data.input_shape, 10)
     assert isinstance(model, AdlmNetwork)
     before, examples = weights(model), examples_of((data.train_inputs, data.train_targets))
-    trained = pretrained(model, examples, np.random.default_rng(0))
+    trained = pretrain_network(model, examples, np.random.default_rng(0))
     assert torch.equal(weights(model), before)
     assert accuracy(trained, data.test_inputs, data.test_targets) > 0.9
     mean = mean_relevance(trained, model, examples, np.random.default_rng(0))
