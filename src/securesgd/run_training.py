@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from securesgd.baselines.adlm.network import AdlmNetwork
-from securesgd.baselines.adlm.preparation import adlm_choices
+from securesgd.baselines.adlm.preparation import adlm_training_arguments
 from securesgd.build import build_model, redistribution_of, redistribution_release, structure_digest
 from securesgd.clipping.slow_path import Loss
 from securesgd.config import IN_MEMORY, OWN_NETWORK, RobustnessSettings, RunConfig, saved_config
@@ -157,7 +157,7 @@ def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any]
     if isinstance(model, NoisyNetwork):
         choices["project"] = lambda _: model.project()
     if isinstance(model, AdlmNetwork):
-        choices = adlm_choices(model, config.training)
+        choices = adlm_training_arguments(model, config.training)
     result = train_model(
         model,
         job.examples,
