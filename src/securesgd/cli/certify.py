@@ -14,8 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from securesgd.cli.app import app
-from securesgd.cli.options import numbers
+from securesgd.cli.app import app, parse_numbers
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, nearest
 
@@ -77,7 +76,7 @@ def certify(
     )  # fmt: skip
     for name in norms[1:]:
         CertifySettings(norm=name)
-    radii = numbers("at-radii", at_radii) or None
+    radii = parse_numbers("at-radii", at_radii) or None
     if radii and not all(0 <= radius < math.inf for radius in radii):
         raise InvalidInputError(f"--at-radii must be radii >= 0, got {at_radii!r}")
     if examples < 0:
