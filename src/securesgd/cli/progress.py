@@ -54,9 +54,8 @@ class _Lines(Progress):
     def _line(self, task: Task) -> str:
         words = [str(column(task)) for column in self.columns if isinstance(column, ProgressColumn)]
         if task.total:
-            words.append(f" {task.percentage:.0f} %")
-            if task.time_remaining:
-                words.append(f"about {_duration(task.time_remaining)} left")
+            left = f", about {_duration(task.time_remaining)} left" if task.time_remaining else ""
+            words.append(f"({task.percentage:.0f} %{left})")
         return " ".join(word for word in words if word).strip()
 
 
