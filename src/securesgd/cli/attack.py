@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from securesgd.cli.app import app
-from securesgd.cli.options import numbers
+from securesgd.cli.app import app, parse_numbers
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError
 
@@ -66,7 +65,7 @@ def attack(
     from securesgd.run import load_run
     from securesgd.runtime.machine import keep_memory
 
-    budgets = numbers("budget", budget)
+    budgets = parse_numbers("budget", budget)
     if not budgets:
         raise InvalidInputError("--budget needs a number or numbers like 0.05,0.1")
     if examples < 0:

@@ -12,8 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from securesgd.cli.app import app
-from securesgd.cli.options import numbers
+from securesgd.cli.app import app, parse_numbers
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.runtime.import_path import is_import_path
@@ -74,7 +73,7 @@ def certify(
     with process_group() as processes, _progress() as show:
         result = loaded.certify(
             norms=[part.strip() for part in norm.split(",") if part.strip()] or None, examples=examples,
-            at_radii=numbers("at-radii", at_radii), rules=[rule] if is_import_path(rule) else [], again=again,
+            at_radii=parse_numbers("at-radii", at_radii), rules=[rule] if is_import_path(rule) else [], again=again,
             draws=draws, failure_prob=failure_prob, selection_draws=selection_draws, seed=seed, radius=radius,
             tolerance=tolerance, on_progress=show,
         )  # fmt: skip
