@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from securesgd.attacks.settings import PAPER_ATTACKS as _PAPER_ATTACKS
+
 if TYPE_CHECKING:
     from securesgd.attacks.evaluate import EvaluationSettings
     from securesgd.attacks.settings import AttackSettings
     from securesgd.run import TrainedRun
 
 PROTOCOLS = ("sound", "as-published")
-_PAPER_ATTACKS = ("fgsm", "ifgsm", "mim", "madry")
 # How r of a cell is obtained, as settings of a run; None for a method without noise.
 _WAYS: dict[str | None, dict[str, Any]] = {
     None: {},

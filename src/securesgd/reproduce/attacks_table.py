@@ -10,6 +10,7 @@ __all__ = ["ATTACKS", "BUDGETS", "METHODS", "MINUTES", "cells", "draw", "measure
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from securesgd.attacks.settings import PAPER_ATTACKS
 from securesgd.reproduce import redistribution
 from securesgd.reproduce.attack_plots import attacks_figure
 from securesgd.reproduce.attacked import PROTOCOLS, attacked_rows
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from securesgd.run import TrainedRun
 
 METHODS = ("dpsgd", "secure-sgd", "secure-sgd-agm")
-ATTACKS = ("fgsm", "ifgsm", "mim", "madry")
+ATTACKS = PAPER_ATTACKS
 BUDGETS = (0.05, 0.1, 0.2, 0.3)
 _WAYS = {"secure-sgd": "learned-from-prior", "secure-sgd-agm": "uniform"}
 _DPSGD: dict[str, Any] = {
