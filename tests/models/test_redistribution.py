@@ -12,9 +12,9 @@ from securesgd.models.redistribution import (
     SENSITIVITY,
     Redistribution,
     _clipped_scores,
-    redistribution_from_gradients,
     prior,
     random,
+    redistribution_from_gradients,
     uniform,
 )
 from securesgd.runtime.key_stream import KeyStream

@@ -19,8 +19,8 @@ from securesgd.baselines.adlm.relevance import propagated_relevance
 from securesgd.baselines.adlm.settings import AdlmSettings
 from securesgd.privacy import UnprotectedRelease
 from securesgd.runtime.key_stream import KeyStream
-from securesgd.training.accounted_run import Interlude
 from securesgd.training.examples import Examples
+from securesgd.training.one_off_release import OneOffRelease
 from securesgd.training.settings import TrainingSettings
 
 _BATCH = 128
@@ -37,13 +37,13 @@ def adlm_choices(model: AdlmNetwork, training: TrainingSettings) -> dict[str, An
     return {
         "loss": model.loss,
         "project": lambda _: model.advance(training.steps),
-        "interlude": _preparation(model.settings, training.batch_size),
+        "one_off_release": _preparation(model.settings, training.batch_size),
         "not_private": _NOT_PRIVATE,
     }
 
 
-def _preparation(settings: AdlmSettings, batch_size: int) -> Interlude:
-    """Return the interlude before step 0 that gives an `AdlmNetwork` its noise; its event voids the guarantee."""
+def _preparation(settings: AdlmSettings, batch_size: int) -> OneOffRelease:
+    """Return the release before step 0 that gives an `AdlmNetwork` its noise; its event voids the guarantee."""
 
     def action(model: nn.Module, examples: Examples, stream: KeyStream) -> None:
         assert isinstance(model, AdlmNetwork)
@@ -55,7 +55,7 @@ def _preparation(settings: AdlmSettings, batch_size: int) -> Interlude:
         noisy = relevance + generator.laplace(0.0, scale, mean.shape) + settings.relevance_offset
         model.set_noise(budget_shares(noisy), batch_size, generator)
 
-    return Interlude(step=0, event=_event(settings), action=action)
+    return OneOffRelease(step=0, event=_event(settings), action=action)
 
 
 def pretrained(model: AdlmNetwork, examples: Examples, generator: np.random.Generator) -> nn.Sequential:
