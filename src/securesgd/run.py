@@ -40,7 +40,7 @@ from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.storage import file_digest, parse_json, read_bytes, read_json
 from securesgd.runtime.tables import read_rows
 from securesgd.runtime.tensors import load_tensors
-from securesgd.training.examples import examples_of
+from securesgd.training.examples import as_examples
 
 FORMAT = 1
 """Of model.json."""
@@ -291,5 +291,5 @@ def tensors_of(data: Any) -> tuple[Tensor, Tensor]:
     """Return the inputs and targets of a pair of tensors, a Dataset or the test part of a loaded data set."""
     if isinstance(data, LoadedData):
         return data.test_inputs, data.test_targets
-    examples = examples_of(data)
+    examples = as_examples(data)
     return examples.batch(np.arange(len(examples)))
