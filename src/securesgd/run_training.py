@@ -68,7 +68,15 @@ def train(
     examples = (loaded.train_inputs, loaded.train_targets) if loaded is not None else data
     test_set = tensors_of(test) if test is not None else None if loaded is None else tensors_of(loaded)
     job = _Job(config=config, model=model, examples=examples, test_set=test_set, loaded=loaded, loss=loss)
-    return _run_job(Path(out), lambda _: job, config, resume=resume, on_step=on_step)
+
+    def prepare(saved: RunConfig) -> _Job:
+        if saved != config:
+            raise InvalidInputError(
+                f"{out} was started with other settings: {_difference(saved, config)}; use the same"
+            )
+        return job
+
+    return _run_job(Path(out), prepare, config, resume=resume, on_step=on_step)
 
 
 def train_run(
@@ -231,6 +239,12 @@ def _own_config(
         **source,
         **tables["top"],
     )
+
+
+def _difference(saved: RunConfig, given: RunConfig) -> str:
+    """Return what differs between two configurations, as it is saved."""
+    pairs = zip(saved.to_toml().splitlines(), given.to_toml().splitlines(), strict=False)
+    return ", ".join(line for line, other in pairs if line != other)
 
 
 def _claim(config: RunConfig, files: RunFolder, resume: bool) -> RunConfig:

@@ -26,7 +26,7 @@ from securesgd.attacks.settings import AttackSettings
 from securesgd.certificates.certify import certify
 from securesgd.certificates.record import MAX_DRAWS, CertifySettings
 from securesgd.certificates.run_certificates import SENSITIVITIES
-from securesgd.certificates.weights import fingerprint, known_sensitivity
+from securesgd.certificates.sensitivity import fingerprint, known_sensitivity
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.validate import validate_count

@@ -22,7 +22,7 @@ from securesgd.attacks.objective import Objective, evaluation_mode
 from securesgd.attacks.projected_gradient import Climb, Progress, projected_gradient
 from securesgd.attacks.settings import AttackSettings
 from securesgd.attacks.streams import stream
-from securesgd.certificates.recheck import smoothed_votes
+from securesgd.certificates.votes import smoothed_votes
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.runtime.storage import write_json

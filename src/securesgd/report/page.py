@@ -22,6 +22,7 @@ from securesgd.privacy.ledger_record import Record
 from securesgd.report.plots import budget_spent_figure, compared_curves_figure
 from securesgd.report.run_record import RunRecord, is_noisy, read_run
 from securesgd.runtime.storage import open_regular, read_bytes, read_json, write_whole
+from securesgd.theory.certificates import rule_caveat
 from securesgd.theory.rounding import round_up
 
 _BEGINNING = b"<!doctype html>"
@@ -227,8 +228,13 @@ def _certified(record: RunRecord) -> list[dict[str, Any]]:
                 "checks": _checks(record, norm),
                 "radii": list(by_rule["tight"]),
                 "rows": [
-                    {"rule": rule, "shares": list(found.values()), "mean": summary["average_certified_radius"][rule]}
-                    for rule, found in by_rule.items()
+                    {
+                        "rule": rule,
+                        "caveat": rule_caveat(rule),
+                        "shares": list(at_radii.values()),
+                        "mean": summary["average_certified_radius"][rule],
+                    }
+                    for rule, at_radii in by_rule.items()
                 ],
             }
         )

@@ -12,7 +12,8 @@ from typing import Any
 import safetensors
 from safetensors import SafetensorError
 
-from securesgd.certificates.summary import certified_summary, record_digest, require_true_radii
+from securesgd.certificates.recheck import record_digest, require_true_radii
+from securesgd.certificates.summary import certified_summary
 from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
 from securesgd.methods import METHODS
 from securesgd.privacy import LedgerContents, PrivacyStatement, read_ledger

@@ -31,8 +31,8 @@ def measure(cell: dict[str, Any], work: Path) -> list[dict[str, Any]]:
     from securesgd.attacks.falsify import check_run
     from securesgd.certificates.record import CertifySettings
     from securesgd.certificates.run_certificates import SENSITIVITIES, certify_run
+    from securesgd.certificates.sensitivity import known_sensitivity
     from securesgd.certificates.summary import certified_summary
-    from securesgd.certificates.weights import known_sensitivity
     from securesgd.runtime.tables import read_rows
 
     run = redistribution.trained_model(WAY, SEED, work.parent / "redistribution")
@@ -40,7 +40,7 @@ def measure(cell: dict[str, Any], work: Path) -> list[dict[str, Any]]:
     settings = CertifySettings(norm=norm, draws=cell["draws"], seed=0)
     folder = work / norm  # the votes of both norms are the same, made once for each: two processes may be at it
     folder.mkdir(parents=True, exist_ok=True)
-    certify_run(folder, run.model, run.data.test_inputs, run.data.test_targets, [norm], settings, examples=count)  # type: ignore[arg-type]
+    certify_run(folder, run.model, run.data.test_inputs, run.data.test_targets, [norm], settings, examples=count)
     rows = [row for row in read_rows(folder / "certificates.csv") if row["index"] < count]
     bound = known_sensitivity(run.model, norm, folder / SENSITIVITIES)  # type: ignore[arg-type]
     checked = check_run(

@@ -17,16 +17,17 @@ MAX_TABLE = 256 << 20
 _MAX_HEADER = 1 << 16
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: Sequence[dict[str, Any]], *, replaces: Sequence[str] = ()) -> None:
     """Write rows as CSV, whole or not at all.
 
+    `replaces` are the columns of an earlier table of ours, which may be replaced although the new one has others.
     Raises: InvalidInputError if there are no rows; DamagedFileError if a file with other columns is in the way, which
     stays untouched.
     """
     if not rows:
         raise InvalidInputError(f"no rows to write to {path}")
     columns = list(rows[0])
-    if path.exists() and _header(path) != columns:
+    if path.exists() and _header(path) not in (columns, list(replaces)):
         raise DamagedFileError(f"{path} exists and is not a table of {', '.join(columns)}; move it away first")
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, lineterminator="\n")
