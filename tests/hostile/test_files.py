@@ -15,7 +15,7 @@ from securesgd.config import run_config
 from securesgd.errors import SecureSGDError
 from securesgd.privacy.calibration import calibrated_noise_multiplier
 from securesgd.report.run_record import read_run
-from securesgd.run import train_run
+from securesgd.run_training import train_run
 from securesgd.runtime.tables import read_rows
 from securesgd.theory.certificates import BUILT_IN_RULES, radii_by_rule
 from tests.command_line import run_here
@@ -123,7 +123,7 @@ def test_a_training_that_fails_unexpectedly_before_its_first_release_leaves_noth
     def fail(*arguments):
         raise OverflowError("of some library")
 
-    monkeypatch.setattr("securesgd.run._trained", fail)
+    monkeypatch.setattr("securesgd.run_training._train_job", fail)
     with pytest.raises(OverflowError):
         train_run(run_config("digits", "dpsgd"), tmp_path / "deep" / "run")
     assert list(tmp_path.iterdir()) == []

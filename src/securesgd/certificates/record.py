@@ -16,7 +16,7 @@ from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import Scores
 from securesgd.theory import NORMS, Sensitivity
 from securesgd.theory.certificates import radii_by_rule
-from securesgd.validate import Array, count_checked
+from securesgd.validate import Array, validate_count
 
 Others = Literal["auto", "rest", "each"]
 OTHERS: tuple[str, ...] = get_args(Others)
@@ -59,10 +59,10 @@ class CertifySettings:
             value = getattr(self, name)
             if value not in valid:
                 raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
-        count_checked("draws", self.draws, at_least=1, at_most=MAX_DRAWS)
-        count_checked("selection_draws", self.selection_draws, at_least=1, at_most=MAX_DRAWS)
+        validate_count("draws", self.draws, at_least=1, at_most=MAX_DRAWS)
+        validate_count("selection_draws", self.selection_draws, at_least=1, at_most=MAX_DRAWS)
         if self.seed is not None:
-            count_checked("seed", self.seed, at_least=0)
+            validate_count("seed", self.seed, at_least=0)
         if not (isinstance(self.failure_prob, float) and 0 < self.failure_prob < 1):
             raise InvalidInputError(f"failure_prob is {self.failure_prob!r}; valid: between 0 and 1")
         if self.radius is not None and not (math.isfinite(self.radius) and self.radius >= 0):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from securesgd.certificates.validate import require_same_function, validate_indices, validate_model
 from securesgd.models.predict import Scores, tally
 from securesgd.models.split_network import SplitNetwork
-from securesgd.validate import Array, whole_number
+from securesgd.validate import Array, validate_count
 
 BLOCK = 32  # draws that are made at once
 _STREAM_BITS = 4
@@ -173,7 +173,7 @@ def smoothed_votes(
     Points with the same index get the same noise: an attacked input may be compared with its original on it. By default
     inputs may have any values: a certificate speaks of the whole ball, not only of its part in the valid range.
     """
-    whole_number("draws", draws, 1)
+    validate_count("draws", draws, 1)
     noisy, network = validate_model(model, inputs, input_range)
     places = validate_indices(indices, len(inputs), unique=False)
     require_same_function(noisy, inputs, 0.0)

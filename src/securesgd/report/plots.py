@@ -12,6 +12,7 @@ __all__ = [
 ]
 
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -26,6 +27,7 @@ from matplotlib.ticker import LogLocator
 from securesgd.certificates.rules import radius_rules
 from securesgd.certificates.summary import is_right
 from securesgd.errors import printable
+from securesgd.privacy import LedgerContents, SampledGaussianSteps
 from securesgd.runtime.storage import write_whole
 from securesgd.theory.certificates import CERTIFICATE_RULES, rule_caveat
 
@@ -196,18 +198,18 @@ def _maps(relative: np.ndarray, title: str) -> Figure:
     return figure
 
 
-def budget_spent_figure(ledger: Sequence[dict[str, Any]]) -> bytes | None:
-    """Return a picture of what was paid after each block of steps; None if there is nothing to draw."""
+def budget_spent_figure(ledger: LedgerContents) -> bytes | None:
+    """Return a picture of the epsilon spent after each block of steps; None if there is nothing to draw."""
     steps, spent, releases, done = [0], [0.0], [], 0
-    for line in ledger:
-        event, epsilon = line.get("event"), line.get("epsilon")
-        if event is None or not isinstance(epsilon, int | float):
+    for record in ledger.records:
+        if math.isinf(record.epsilon):
             continue
-        done += int(event.get("steps", 0))
+        if isinstance(record.event, SampledGaussianSteps):
+            done += record.event.steps
+        else:
+            releases.append((done, record.epsilon, record.event.label))
         steps.append(done)
-        spent.append(float(epsilon))
-        if "steps" not in event:
-            releases.append((done, float(epsilon), str(event.get("label", event["kind"]))))
+        spent.append(record.epsilon)
     if len(steps) < 2:
         return None
     figure = Figure(figsize=(6, 2.8), layout="constrained")
@@ -216,10 +218,10 @@ def budget_spent_figure(ledger: Sequence[dict[str, Any]]) -> bytes | None:
     for step, epsilon, label in releases:
         axes.annotate(plain_text(label), (step, epsilon), fontsize=8, xytext=(8, -4), textcoords="offset points")
         axes.plot([step], [epsilon], "o", color="#D55E00")
-    wanted = ledger[0].get("target_epsilon")
-    if wanted is not None:
-        axes.axhline(float(wanted), color="0.5", linestyle="--", linewidth=1)
-        axes.annotate("budget", (0, float(wanted)), fontsize=8, xytext=(2, -10), textcoords="offset points")
+    target = ledger.header.target_epsilon
+    if target is not None:
+        axes.axhline(target, color="0.5", linestyle="--", linewidth=1)
+        axes.annotate("budget", (0, target), fontsize=8, xytext=(2, -10), textcoords="offset points")
     axes.set(xlabel="steps", ylabel="ε paid", ylim=(0, None), xlim=(0, None))
     axes.grid(True, color="0.9")
     axes.spines[["top", "right"]].set_visible(False)

@@ -47,11 +47,11 @@ from securesgd.theory.gaussian import noise_multiplier
 from securesgd.validate import (
     Array,
     broadcast,
-    closed_probability,
     like_input,
-    nonnegative,
-    open_probability,
-    positive,
+    nonnegative_array,
+    open_probability_array,
+    positive_array,
+    probability_array,
 )
 
 Rule = Literal["classic", "extended", "analytic", "tight"]
@@ -115,8 +115,8 @@ def certified_radius(
     (`Sensitivity.upper`), and p, q are bounds of this very noisy classifier. `rounding` bounds what the layer as it is
     computed may move besides, in standard deviations.
     """
-    scale = positive("sigma", sigma) / positive("sensitivity", sensitivity)
-    proven = np.asarray(whitened_radius(p, q, rule, delta)) - nonnegative("rounding", rounding)
+    scale = positive_array("sigma", sigma) / positive_array("sensitivity", sensitivity)
+    proven = np.asarray(whitened_radius(p, q, rule, delta)) - nonnegative_array("rounding", rounding)
     return like_input(np.asarray(np.maximum(proven, 0) * scale * _DOWN))
 
 
@@ -211,7 +211,7 @@ def radii_by_rule(
 
 def _bounds(p: ArrayLike, q: ArrayLike) -> tuple[Array, Array]:
     """Return p and q kept off 1 and 0: a bound that close may be rounding, and would certify an infinite radius."""
-    top, other = broadcast(p=closed_probability("p", p), q=closed_probability("q", q))
+    top, other = broadcast(p=probability_array("p", p), q=probability_array("q", q))
     return np.minimum(top, 1 - _CLOSEST), np.maximum(other, _CLOSEST)
 
 
@@ -232,7 +232,7 @@ def _dp_radius(p: Array, q: Array, inverse: InverseMultiplier, limit: float, del
         if delta is None:
             radius[certified] = _searched(top, other, inverse, limit)
         else:
-            radius[certified] = _at_delta(top, other, inverse, limit, float(open_probability("delta", delta)))
+            radius[certified] = _at_delta(top, other, inverse, limit, float(open_probability_array("delta", delta)))
     return np.asarray(radius[back.ravel()].reshape(p.shape) * _DOWN)
 
 
