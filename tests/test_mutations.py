@@ -165,7 +165,7 @@ MUTATIONS = {
     "yes without proof": ("certificates/sampling.py", "yes = (proven >= self.radius) & (proven > 0)", "yes = cap >= self.radius", "certificates/test_sampling.py"),
     "class chosen on the counted draws": ("certificates/certify.py", 'purpose="counted", scores=scores)', 'purpose="selection", scores=scores)', "certificates/test_certify.py -k counted"),
     "noise by place in the chunk": ("certificates/certify.py", 'Votes(network, x, places, source=noise, purpose="counted"', 'Votes(network, x, np.arange(len(x)), source=noise, purpose="counted"', "certificates/test_certify.py -k company"),
-    "radius from the lower bound of the sensitivity": ("certificates/certify.py", "radii_by_rule(p_lower, q_upper, delta.upper, published", "radii_by_rule(p_lower, q_upper, delta.lower, published", "certificates/test_certify.py -k rules"),
+    "radius from the lower bound of the sensitivity": ("certificates/certify.py", "bounds.q_upper, delta.upper, published, rounding, all_rules)", "bounds.q_upper, delta.lower, published, rounding, all_rules)", "certificates/test_certify.py -k rules"),
     "batch statistics certified": ("certificates/validate.py", "if not torch.allclose(outputs, alone, rtol=1e-3, atol=1e-3 * size):", "if False:", "certificates/test_validate.py"),
     "randomness in the rest certified": ("certificates/validate.py", "if not torch.equal(outputs, network.outputs(h)):", "if False:", "certificates/test_validate.py"),
     "way of the input not looked at again": ("certificates/validate.py", "        require_sound(model)\n", "", "certificates/test_input_path.py -k after_construction"),
