@@ -120,7 +120,7 @@ MUTATIONS = {
     "inside of the layer not watched": ("models/validate_network.py", "        require_one_product(model, x)\n", "", "hostile/test_certificates.py -k own_class"),
     "hooks for all modules": ("models/validate_network.py", "if _global_forward_hooks or _global_forward_pre_hooks:", "if False:", "hostile/test_certificates.py -k all_modules"),
     "example counted twice in a report": ("certificates/recheck.py", 'if len({row["index"] for row in rows}) < len(rows):', "if False:", "hostile/test_files.py -k twice"),
-    "results of other weights reported": ("report/run_record.py", 'stated.get("model_file") == found', "True", "hostile/test_files.py -k weights"),
+    "results of other weights reported": ("report/run_record.py", "made_with == weights", "True", "hostile/test_files.py -k weights"),
     "forward of the layer replaced": ("models/validate_network.py", "_replaces_methods(part)", "False", "certificates/test_input_path.py -k replaced"),
     # AdLM, whose noise is as published and whose claim is not endorsed
     "AdLM relevance not in the ledger": ("baselines/adlm/preparation.py", "event=_event(settings)", "event=None", "baselines/test_adlm_preparation.py -k statement"),
@@ -191,7 +191,7 @@ MUTATIONS = {
     "edited label accepted": ("certificates/stored_certificates.py", 'if row["label"] != int(targets[row["index"]]) or', "if", "certificates/test_forged_files.py -k label"),
     "forged sensitivity believed": ("certificates/sensitivity.py", "proven = model.sensitivity(norm, stated)", "proven = stated", "certificates/test_forged_files.py -k forged"),
     "record's sensitivity believed": ("certificates/stored_certificates.py", "if not math.isclose(stated, true, rel_tol=1e-9):", "if False:", "certificates/test_forged_files.py -k smaller_sensitivity"),
-    "report believes radii": ("report/run_record.py", "        require_true_radii(mine, stated, path.name)\n", "", "certificates/test_forged_files.py -k edited_row"),
+    "report believes radii": ("report/run_record.py", "        require_true_radii(own_rows, stated, path.name)\n", "", "certificates/test_forged_files.py -k edited_row"),
     "certificates of other weights kept": ("certificates/stored_certificates.py", "if record[name] != new[name]]", "if False]", "certificates/test_run_certificates.py -k weights_or_data"),
     "sensitivity of other weights": ("certificates/sensitivity.py", 'if content["weights"] == weights:', "if True:", "certificates/test_run_certificates.py -k found_once"),
     "classifier keeps a stale sensitivity": ("certificates/verify.py", "if self._known is None or self._known[0] != weights:", "if self._known is None:", "certificates/test_verify.py -k changed"),
