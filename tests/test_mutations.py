@@ -5,6 +5,7 @@ the source fails too, so the table cannot rot.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,7 @@ MUTATIONS = {
     # clipping
     "no clipping": ("clipping/engine.py", "factors = (self.max_grad_norm / squares.sqrt()).clamp(max=1.0)", "factors = torch.ones_like(squares)", "clipping/test_clipping.py"),
     "clip the batch mean": ("clipping/engine.py", "factors = (self.max_grad_norm / squares.sqrt()).clamp(max=1.0)", "factors = (self.max_grad_norm / squares.mean().sqrt()).clamp(max=1.0).expand_as(squares)", "clipping/test_clipping.py"),
-    "biases not in the norm": ("clipping/fast_path.py", "for _, gradient in self._found:", 'for _, gradient in [f for f in self._found if not f[0].endswith("bias")]:', "clipping/test_clipping.py"),
+    "biases not in the norm": ("clipping/fast_path.py", "for _, gradient in self._gradients:", 'for _, gradient in [f for f in self._gradients if not f[0].endswith("bias")]:', "clipping/test_clipping.py"),
     "each layer clipped by itself": ("clipping/fast_path.py", "sums[name] = gradient.weighted_sum(factors)", "sums[name] = gradient.weighted_sum((1 / gradient.squared_norms().sqrt()).clamp(max=1))", "clipping/test_clipping.py"),
     "copies clipped before averaging": ("clipping/fast_path.py", "average = torch.full_like(losses, 1 / self.copies)", "average = torch.ones_like(losses)", "clipping/test_clipping_noise.py"),
     "squares of vectors multiplied in float32": ("clipping/rules/linear.py", "squares = (lengths * _lengths(g)).square()", "squares = (a.square().sum(dim=1) * g.square().sum(dim=1)).double()", "clipping/test_clipping_rounding.py -k vanish"),
@@ -50,20 +51,20 @@ MUTATIONS = {
     "what is not finite enters the sum": ("clipping/engine.py", "return torch.where(squares.isfinite() & losses.isfinite(), factors, 0.0)", "return factors", "clipping/test_clipping_rounding.py -k sensitivity"),
     "zero times NaN enters the sum": ("clipping/rules/forms.py", "        if len(zero):  # 0 · NaN is NaN\n            flat[:, zero] = 0\n", "", "clipping/test_clipping_rounding.py -k sensitivity"),
     "what is not finite is an error": ("clipping/engine.py", "        skipped = ~(square.isfinite() & value.isfinite())\n", "        skipped = ~(square.isfinite() & value.isfinite())\n        if skipped.any():\n            raise InvalidInputError('an example is not finite')\n", "training/test_loop.py -k no_record"),
-    "one odd row sends all examples the slow way": ("clipping/rules/generic.py", "if call.made_up and 2 * int(wrong.sum()) > len(wrong):", "if bool(wrong.any()):", "clipping/test_clipping_rounding.py -k odd_row"),
-    "a majority of the data decides how a layer is run": ("clipping/rules/generic.py", "if call.made_up and 2 *", "if 2 *", "hostile/test_privacy.py -k majority"),
+    "one odd row sends all examples the slow way": ("clipping/rules/generic.py", "if call.synthetic and 2 * int(wrong.sum()) > len(wrong):", "if bool(wrong.any()):", "clipping/test_clipping_rounding.py -k odd_row"),
+    "a majority of the data decides how a layer is run": ("clipping/rules/generic.py", "if call.synthetic and 2 *", "if 2 *", "hostile/test_privacy.py -k majority"),
     "labels not checked": ("training/examples.py", "    outside = ((values < 0) | (values >= count)).reshape(len(values), -1)\n", "    outside = torch.zeros(len(values), 1, dtype=torch.bool)\n", "training/test_loop.py -k outside"),
-    "score of an example that is not finite": ("models/redistribution.py", "return torch.where(finite, scores, 0.0)", "return scores", "models/test_redistribution.py -k finite"),
+    "score of an example that is not finite": ("models/gradient_scores.py", "return torch.where(finite, scores, 0.0)", "return scores", "models/test_redistribution.py -k finite"),
     # examples that mix, hooks
     "mixing looked for at example 0 only": ("clipping/separation.py", "return cls(torch.arange(count), (order[: count // 2], order[count // 2 :]))", "return cls(torch.arange(count), (torch.arange(1), torch.arange(1)))", "clipping/test_separation.py -k mixes"),
     "losses not compared with replaced examples": ("clipping/separation.py", "return max([_gap(a.losses[rows], b.losses[rows]), *(", "return max([0.0, *(", "clipping/test_separation.py"),
     "gradients not compared with replaced examples": ("clipping/separation.py", "*(_gradient_gap(g, h) for g, h in pairs)])", "0.0])", "clipping/test_separation.py"),
     "half alone not compared": ("clipping/separation.py", "if differs.any():", "if False:", "clipping/test_separation.py -k size_of_the_batch"),
-    "buffers not compared": ("clipping/separation.py", "if name not in b.buffers or not _equal(value, b.buffers[name]):", "if False:", "clipping/test_separation.py -k later"),
-    "memory between passes not looked for": ("clipping/separation.py", "if moved > _TOLERANCE[usual.losses.dtype]:", "if False:", "clipping/test_separation.py -k memory"),
-    "parameters changed by a pass": ("clipping/separation.py", "if name in self._values and not _equal(parameter.detach(), self._values[name]):", "if False:", "clipping/test_separation.py -k changed_weights"),
+    "buffers not compared": ("clipping/separation.py", "if name not in b.buffers or not same_values(value, b.buffers[name]):", "if False:", "clipping/test_separation.py -k later"),
+    "memory between passes not looked for": ("clipping/separation.py", "if change > _TOLERANCE[usual.losses.dtype]:", "if False:", "clipping/test_separation.py -k memory"),
+    "parameters changed by a pass": ("clipping/passes.py", "if name in self._values and not same_values(parameter.detach(), self._values[name]):", "if False:", "clipping/test_separation.py -k changed_weights"),
     "checked in the first step only": ("clipping/separation.py", "return call in _FIRST_CALLS or secrets.randbelow(_EVERY) == 0", "return call == 1", "clipping/test_separation.py -k later"),
-    "check draws from the run's generators": ("clipping/separation.py", "                tensor.data.copy_(self._values[name])\n        self.before.restore()", "                tensor.data.copy_(self._values[name])\n        torch.rand(1)", "clipping/test_separation.py -k trace"),
+    "check draws from the run's generators": ("clipping/passes.py", "                tensor.data.copy_(self._values[name])\n        self.before.restore()", "                tensor.data.copy_(self._values[name])\n        torch.rand(1)", "clipping/test_separation.py -k trace"),
     "hooks not looked at": ("clipping/hooks.py", "if any(getattr(module, kind) for kind in _HOOKS):", "if False:", "clipping/test_model_hooks.py"),
     "global hooks not looked at": ("clipping/hooks.py", 'if any(getattr(torch_module, "_global" + kind) for kind in _HOOKS):', "if False:", "clipping/test_model_hooks.py -k all_modules"),
     "hooks of outputs not looked at": ("clipping/hooks.py", "if len(call.output_hooks) > 1:", "if False:", "clipping/test_model_hooks.py -k first_step"),
@@ -93,28 +94,28 @@ MUTATIONS = {
     "loss not compared on resume": ("training/accounted_run.py", "            loss,\n            self.examples,", "            self.examples,", "training/test_loop.py -k resume"),
     "shortened ledger of a finished run": ("training/loop.py", 'ledger.require_head(*weights.record["ledger"])', "pass", "training/test_loop.py -k shortened"),
     "interlude with other randomness": ("training/loop.py", "    torch.manual_seed(int(stream.words(1)[0] >> np.uint64(1)))\n", "", "training/test_loop.py -k interlude"),
-    "score norm in single precision": ("models/redistribution.py", "gradient.detach().double().abs()", "gradient.detach().abs()", "models/test_redistribution.py"),
+    "score norm in single precision": ("models/gradient_scores.py", "gradient.detach().double().abs()", "gradient.detach().abs()", "models/test_redistribution.py"),
     "secret kept": ("runtime/run_folder.py", "self.secret.unlink(missing_ok=True)", "pass", "training/test_loop.py"),
     "checkpoint checksum not checked": ("runtime/tensors.py", 'if metadata.get("sha256") != tensors_digest(tensors, record):', "if False:", "training/test_checkpoint.py"),
     # the noisy layer
     "factor's gradient without its input": ("clipping/rules/normalisation.py", "gradients = call.input * call.output_gradient", "gradients = call.output_gradient", "clipping/test_clipping.py -k scaled"),
     "way back through a convolution off by a pixel": ("clipping/rules/input_gradient.py", "kernel[place, ..., place : place + kernel_width] = weight", "kernel[place, ..., :kernel_width] = weight", "clipping/test_clipping.py -k scaled"),
-    "one noise for the whole batch": ("models/noisy.py", "torch.randn(shape, generator", "torch.randn((1, *shape[1:]), generator", "models/test_noisy.py"),
+    "one noise for the whole batch": ("models/noise_layer.py", "torch.randn(shape, generator", "torch.randn((1, *shape[1:]), generator", "models/test_noisy.py"),
     "noise without r": ("models/noisy.py", "GaussianNoise(torch.ones_like(values) if learned else values)", "GaussianNoise(torch.full_like(values, float(values.mean())))", "models/test_noisy.py"),
     "connection around the noise": ("models/input_path.py", "if torch.equal(self._output(batch), self._known[count]):", "if True:", "certificates/test_input_path.py -k OddAround"),
     "layer gets something else": ("models/input_path.py", "    if not same:", "    if False:", "certificates/test_input_path.py -k OddScaled"),
     "values of the input read before the layer": ("models/input_path.py", "    if watch.uses:", "    if False:", "certificates/test_input_path.py -k construction"),
-    "values read into lists and arrays not seen": ("models/input_path.py", "            self.uses.append(name)\n\n", "            pass\n\n", "certificates/test_input_path.py -k Unwrapped"),
+    "values read into lists and arrays not seen": ("models/watched_tensor.py", "            self.uses.append(name)\n\n", "            pass\n\n", "certificates/test_input_path.py -k Unwrapped"),
     "trace in one mode of torch only": ("models/input_path.py", "itertools.product(_BATCHES, (torch.enable_grad, torch.inference_mode))", "itertools.product(_BATCHES, (torch.enable_grad,))", "certificates/test_input_path.py -k FrugalByMode"),
-    "values read in another thread not seen": ("models/input_path.py", "        model(_as_watched(copied, watch))", "        pass", "certificates/test_input_path.py -k ByThread"),
-    "operations in another thread not seen": ("models/input_path.py", "watch.called(func, args, kwargs, seen=True)", "(func(*args, **kwargs), True)", "hostile/test_certificates.py -k BesideInThread"),
-    "address of the input given away": ("models/input_path.py", "            if self.guards:", "            if False:", "hostile/test_certificates.py -k another_library"),
+    "values read in another thread not seen": ("models/input_path.py", "        model(as_watched(copied, watch))", "        pass", "certificates/test_input_path.py -k ByThread"),
+    "operations in another thread not seen": ("models/watched_tensor.py", "watch.call(func, args, kwargs, seen=True)", "(func(*args, **kwargs), True)", "hostile/test_certificates.py -k BesideInThread"),
+    "address of the input given away": ("models/watched_tensor.py", "            if self.guards:", "            if False:", "hostile/test_certificates.py -k another_library"),
     "last input kept for the next pass": ("models/input_path.py", "for inputs in (x, x, x, x + 1):", "for inputs in (x, x, x, x):", "hostile/test_certificates.py -k LastInput"),
-    "inside of the layer not watched": ("models/noisy.py", "        require_one_product(model, x)\n", "", "hostile/test_certificates.py -k own_class"),
-    "hooks for all modules": ("models/noisy.py", "if _global_forward_hooks or _global_forward_pre_hooks:", "if False:", "hostile/test_certificates.py -k all_modules"),
-    "example counted twice in a report": ("certificates/summary.py", 'if len({row["index"] for row in rows}) < len(rows):', "if False:", "hostile/test_files.py -k twice"),
+    "inside of the layer not watched": ("models/validate_network.py", "        require_one_product(model, x)\n", "", "hostile/test_certificates.py -k own_class"),
+    "hooks for all modules": ("models/validate_network.py", "if _global_forward_hooks or _global_forward_pre_hooks:", "if False:", "hostile/test_certificates.py -k all_modules"),
+    "example counted twice in a report": ("certificates/recheck.py", 'if len({row["index"] for row in rows}) < len(rows):', "if False:", "hostile/test_files.py -k twice"),
     "results of other weights reported": ("report/run_record.py", 'stated.get("model_file") == found', "True", "hostile/test_files.py -k weights"),
-    "forward of the layer replaced": ("models/noisy.py", "_replaces_methods(part)", "False", "certificates/test_input_path.py -k replaced"),
+    "forward of the layer replaced": ("models/validate_network.py", "_replaces_methods(part)", "False", "certificates/test_input_path.py -k replaced"),
     # AdLM, whose noise is as published and whose claim is not endorsed
     "AdLM relevance not in the ledger": ("baselines/adlm/preparation.py", "event=_event(settings)", "event=None", "baselines/test_adlm_preparation.py -k statement"),
     "AdLM training without its reason": ("baselines/adlm/preparation.py", '"not_private": _NOT_PRIVATE', '"not_private": "private"', "baselines/test_adlm_preparation.py -k statement"),
@@ -151,15 +152,15 @@ MUTATIONS = {
     "selection draws are the counted ones": ("certificates/votes.py", 'f"certify {purpose} {stream}"', 'f"certify {stream}"', "certificates/test_votes.py -k purpose"),
     "votes with half the noise": ("models/split_network.py", "noise = self._noisy.noise.std * normals", "noise = 0.5 * self._noisy.noise.std * normals", "certificates/test_votes.py -k exact"),
     "bias added with every noise": ("models/split_network.py", 'linear.register_parameter("bias", None)', "pass", "certificates/test_votes.py -k cut_network"),
-    "first layer cut around a connection": ("models/split_network.py", "rest = NoisyNetwork(copy.deepcopy(own.network[1]), own.input_shape).eval()", "rest = NoisyNetwork(own.network[1], own.input_shape).eval()", "certificates/test_votes.py -k around"),
-    "certificate ignores its failure probability": ("certificates/bounds.py", "np.where(pilot.each, failure_prob / 2, failure_prob)", "0.3", "certificates/test_soundness.py -k failure_rate"),
-    "rivals without a confidence bound": ("certificates/bounds.py", "_without(clopper_pearson_upper(totals, draws, share), pilot.top)", "_without(totals / draws, pilot.top)", "certificates/test_soundness.py -k failure_rate"),
+    "first layer cut around a connection": ("models/split_network.py", "rest = NoisyNetwork(copy.deepcopy(own.network[1]), own.input_shape, place=\"first-layer\").eval()", "rest = NoisyNetwork(own.network[1], own.input_shape, place=\"first-layer\").eval()", "certificates/test_votes.py -k around"),
+    "certificate ignores its failure probability": ("certificates/bounds.py", "np.where(selection.each, failure_prob / 2, failure_prob)", "0.3", "certificates/test_soundness.py -k failure_rate"),
+    "rivals without a confidence bound": ("certificates/bounds.py", "_without(clopper_pearson_upper(totals, draws, share), selection.top)", "_without(totals / draws, selection.top)", "certificates/test_soundness.py -k failure_rate"),
     "running bounds ignore the failure probability": ("certificates/bounds.py", "together = np.array(anytime_bounds(top, draws, failure_prob, prior))", "together = np.array(anytime_bounds(top, draws, 0.6, prior))", "certificates/test_soundness.py -k edge"),
-    "last look takes more than its half": ("certificates/sampling.py", "known.and_also(fixed(totals, look, pilot.take(open_), settings.failure_prob - running))", "known.and_also(fixed(totals, look, pilot.take(open_), 10 * settings.failure_prob))", "certificates/test_soundness.py -k edge"),
+    "last look takes more than its half": ("certificates/sampling.py", "known.intersect(fixed_bounds(totals, look, chosen, last))", "known.intersect(fixed_bounds(totals, look, chosen, 10 * settings.failure_prob))", "certificates/test_soundness.py -k edge"),
     "yes without proof": ("certificates/sampling.py", "yes = (proven >= self.radius) & (proven > 0)", "yes = cap >= self.radius", "certificates/test_sampling.py"),
     "class chosen on the counted draws": ("certificates/certify.py", 'purpose="counted", scores=scores)', 'purpose="selection", scores=scores)', "certificates/test_certify.py -k counted"),
-    "noise by place in the chunk": ("certificates/certify.py", 'Votes(network, inputs, indices, source=source, purpose="counted"', 'Votes(network, inputs, np.arange(len(inputs)), source=source, purpose="counted"', "certificates/test_certify.py -k company"),
-    "radius from the lower bound of the sensitivity": ("certificates/certify.py", 'columns["q_upper"], bound.upper, published, rounding)', 'columns["q_upper"], bound.lower, published, rounding)', "certificates/test_certify.py -k rules"),
+    "noise by place in the chunk": ("certificates/certify.py", 'Votes(network, x, places, source=noise, purpose="counted"', 'Votes(network, x, np.arange(len(x)), source=noise, purpose="counted"', "certificates/test_certify.py -k company"),
+    "radius from the lower bound of the sensitivity": ("certificates/certify.py", "radii_by_rule(p_lower, q_upper, delta.upper, published", "radii_by_rule(p_lower, q_upper, delta.lower, published", "certificates/test_certify.py -k rules"),
     "batch statistics certified": ("certificates/validate.py", "if not torch.allclose(outputs, alone, rtol=1e-3, atol=1e-3 * size):", "if False:", "certificates/test_validate.py"),
     "randomness in the rest certified": ("certificates/validate.py", "if not torch.equal(outputs, network.outputs(h)):", "if False:", "certificates/test_validate.py"),
     "way of the input not looked at again": ("certificates/validate.py", "        require_sound(model)\n", "", "certificates/test_input_path.py -k after_construction"),
@@ -169,10 +170,10 @@ MUTATIONS = {
     "branch of a whole batch": ("models/split_network.py", "if self._one_by_one else", "if False else", "certificates/test_input_path.py -k draw_by_draw"),
     "cut on a way that was not traced": ("models/split_network.py", "if rest.input_path != TRACED:", "if False:", "certificates/test_input_path.py -k not_cut_behind"),
     "cut where rounding is not small": ("models/split_network.py", "        _require_small_rounding(rest, own.noisy.noise.std)\n", "", "certificates/test_rounding.py -k sum_of_roundings"),
-    "rounding not taken off the radius": ("theory/certificates.py", ' - nonnegative("rounding", rounding)', ' - 0 * nonnegative("rounding", rounding)', "certificates/test_rounding.py -k coarse"),
+    "rounding not taken off the radius": ("theory/certificates.py", ' - nonnegative_array("rounding", rounding)', ' - 0 * nonnegative_array("rounding", rounding)', "certificates/test_rounding.py -k coarse"),
     "rounding without the bias": ("models/noisy.py", "return np.asarray(2 * (1 + 1e-9) * (relative + underflow))", "return np.asarray(0.1 * (relative + underflow))", "certificates/test_rounding.py -k coarse"),
     "rounding far away not in the sensitivity": ("models/noisy.py", "upper=(bound.upper / sigma + rounding) * (1 + 1e-9)", "upper=bound.upper / sigma * (1 + 1e-9)", "certificates/test_rounding.py -k coarse"),
-    "rounding not in the question": ("certificates/certify.py", "(settings.radius * sensitivity.upper + rounding) * _UP", "(settings.radius * sensitivity.upper + 0 * rounding) * _UP", "certificates/test_rounding.py -k question"),
+    "rounding not in the stopping rule": ("certificates/certify.py", "(settings.radius * delta.upper + rounding) * _UP", "(settings.radius * delta.upper + 0 * rounding) * _UP", "certificates/test_rounding.py -k question"),
     "imprecise layer not noticed": ("certificates/validate.py", "if not bool((seen <= allowed).all()):", "if False:", "certificates/test_rounding.py -k less_precise"),
     "half precision certified": ("certificates/validate.py", "and tensor.dtype not in kinds:", "and False:", "certificates/test_rounding.py -k half_precision"),
     "products in a shorter type not noticed": ("runtime/machine.py", 'if value not in ("none", "ieee"):', "if False:", "runtime/test_precision.py"),
@@ -180,14 +181,14 @@ MUTATIONS = {
     "known seed for inputs from outside": ("certificates/record.py", "seed: int | None = None", "seed: int | None = 0", "certificates/test_verify.py -k fresh"),
     "fresh noise that anybody knows": ("certificates/votes.py", "return cls(secrets.randbits(128))", "seed = 0", "certificates/test_verify.py -k knows_the_seed"),
     "seeded votes changed": ("certificates/votes.py", "securesgd seed {int(seed)}", "securesgd seed {int(seed) + 1}", "certificates/test_votes.py -k stay_what"),
-    "rows of two settings under one record": ("certificates/run_certificates.py", 'if digests.get(row["norm"]) == row["record"]]', 'if row["norm"] in digests]', "certificates/test_forged_files.py -k stop_at_any_write"),
-    "edited radius accepted": ("certificates/summary.py", "        if len(wrong):", "        if False:", "certificates/test_forged_files.py -k edited_row"),
-    "edited label accepted": ("certificates/run_certificates.py", 'if row["label"] != int(targets[row["index"]]) or', "if", "certificates/test_forged_files.py -k label"),
-    "forged sensitivity believed": ("certificates/weights.py", "proven = model.sensitivity(norm, stated)", "proven = stated", "certificates/test_forged_files.py -k forged"),
-    "record's sensitivity believed": ("certificates/run_certificates.py", "if not math.isclose(stated, true, rel_tol=1e-9):", "if False:", "certificates/test_forged_files.py -k smaller_sensitivity"),
+    "rows of two settings under one record": ("certificates/stored_certificates.py", 'if digests.get(row["norm"]) == row["record"]]', 'if row["norm"] in digests]', "certificates/test_forged_files.py -k stop_at_any_write"),
+    "edited radius accepted": ("certificates/recheck.py", "        if wrong is not None:", "        if False:", "certificates/test_forged_files.py -k edited_row"),
+    "edited label accepted": ("certificates/stored_certificates.py", 'if row["label"] != int(targets[row["index"]]) or', "if", "certificates/test_forged_files.py -k label"),
+    "forged sensitivity believed": ("certificates/sensitivity.py", "proven = model.sensitivity(norm, stated)", "proven = stated", "certificates/test_forged_files.py -k forged"),
+    "record's sensitivity believed": ("certificates/stored_certificates.py", "if not math.isclose(stated, true, rel_tol=1e-9):", "if False:", "certificates/test_forged_files.py -k smaller_sensitivity"),
     "report believes radii": ("report/run_record.py", "        require_true_radii(mine, stated, path.name)\n", "", "certificates/test_forged_files.py -k edited_row"),
-    "certificates of other weights kept": ("certificates/run_certificates.py", "if record[name] != new[name]]", "if False]", "certificates/test_run_certificates.py -k weights_or_data"),
-    "sensitivity of other weights": ("certificates/weights.py", 'if content["weights"] == weights:', "if True:", "certificates/test_run_certificates.py -k found_once"),
+    "certificates of other weights kept": ("certificates/stored_certificates.py", "if record[name] != new[name]]", "if False]", "certificates/test_run_certificates.py -k weights_or_data"),
+    "sensitivity of other weights": ("certificates/sensitivity.py", 'if content["weights"] == weights:', "if True:", "certificates/test_run_certificates.py -k found_once"),
     "classifier keeps a stale sensitivity": ("certificates/verify.py", "if self._known is None or self._known[0] != weights:", "if self._known is None:", "certificates/test_verify.py -k changed"),
     "a broken certificate is no error": ("attacks/falsify.py", 'result["sound"] = tight["violations"] <= result["allowed"]', 'result["sound"] = True', "test_soundness_check.py"),
     "abstentions count as right": ("certificates/summary.py", 'return not row["abstained"] and row["prediction"] == row["label"]', 'return row["prediction"] == row["label"]', "certificates/test_summary.py"),
@@ -201,17 +202,27 @@ MUTATIONS = {
     "infinite numbers in JSON": ("runtime/storage.py", "elif isinstance(item, float) and not math.isfinite(item):", "elif False:", "test_files.py -k json_that_is_refused"),
     "JSON of any depth": ("runtime/storage.py", "if depth > MAX_NESTING:", "if False:", "test_files.py -k json_that_is_refused"),
     "a key twice in JSON": ("runtime/storage.py", "if len(record) != len(pairs):", "if False:", "test_files.py -k json_that_is_refused"),
-    "a failed start stays": ("run.py", "        if is_ours:", "        if False:", "test_files.py -k start_without_room"),
-    "a refused start empties another's folder": ("run.py", "is_ours = not _is_occupied(folder)", "is_ours = True", "test_files.py -k by_a_training"),
-    "a failed start drops a ledger that counts": ("run.py", "                if opened.events:", "                if False:", "test_files.py -k after_a_release"),
-    "header of an npz believed": ("data/npz.py", "if claimed > member.file_size:", "if False:", "test_files.py -k header_lies"),
-    "zip bomb unpacked": ("data/npz.py", "unpacked > max(_FREE, _RATIO * size)", "unpacked < 0", "test_files.py -k unpacks_to"),
-    "giant picture decoded": ("data/image_folder.py", "> _MOST_PIXELS:", "> 1 << 60:", "test_files.py -k picture_that_claims"),
-    "counts without limit": ("validate.py", "if maximum is not None and value > maximum:", "if False:", "test_files.py -k without_limit"),
+    "a failed start stays": ("run_training.py", "        if is_new:", "        if False:", "test_files.py -k start_without_room"),
+    "a refused start empties another's folder": ("run_training.py", "is_new = not files.occupied", "is_new = True", "test_files.py -k by_a_training"),
+    "a failed start drops a ledger that counts": ("run_training.py", "                if opened.events:", "                if False:", "test_files.py -k after_a_release"),
+    "header of an npz believed": ("data/user_files.py", "if claimed > member.file_size:", "if False:", "test_files.py -k header_lies"),
+    "zip bomb unpacked": ("data/user_files.py", "unpacked > max(_FREE, _RATIO * size)", "unpacked < 0", "test_files.py -k unpacks_to"),
+    "giant picture decoded": ("data/user_files.py", "> _MOST_PIXELS:", "> 1 << 60:", "test_files.py -k picture_that_claims"),
+    "counts without limit": ("validate.py", "not at_least <= number <= at_most", "not at_least <= number", "test_files.py -k without_limit"),
     "settings of a cell edited": ("attacks/cells.py", 'if not name.endswith(_digest(entry["attack"], entry["measured"])):', "if False:", "test_files.py -k edited_cell"),
     "an example attacked twice": ("attacks/cells.py", 'if len({(row["cell"], row["index"]) for row in present}) < len(present):', "if False:", "test_files.py -k row_twice"),
     "numbers of a table not checked": ("runtime/tables.py", 'if not (isinstance(row[name], float) and math.isfinite(row[name])):', "if False:", "test_files.py -k cell_that_is_no_number"),
 }  # fmt: skip
+
+
+# A test notices by an assertion, by a refusal that does not come, or by a refusal that should not come: not because the
+# mutated file cannot be imported or fails with an error of Python's own. A failure in a fixture is an ERROR line.
+KILL = re.compile(r"^FAILED \S.*? - (AssertionError|assert |Failed: DID NOT (RAISE|WARN)|securesgd\.errors\.)", re.M)
+
+
+def notices(returncode: int, output: str) -> bool:
+    """Return whether a run of pytest, by its exit code and summary, is one in which a test noticed a mutation."""
+    return returncode == 1 and KILL.search(output) is not None
 
 
 @pytest.mark.slow
@@ -225,15 +236,42 @@ def test_a_broken_guarantee_is_noticed(name, tmp_path):
     (copy / file).write_text(source.replace(text, replacement))
     path, *selection = tests.split()
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(ROOT / "tests" / path), *selection],
-        env=os.environ | {"PYTHONPATH": str(copy.parent), "CI": "1"},
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--maxfail=3",
+            "-p",
+            "no:cacheprovider",
+            str(ROOT / "tests" / path),
+            *selection,
+        ],
+        env=os.environ | {"PYTHONPATH": str(copy.parent), "CI": "1"},  # CI: the summary gives reasons in full
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert result.returncode == 1, result.stdout[-2000:]
-    assert "AssertionError" in result.stdout or "DID NOT RAISE" in result.stdout or "Error" in result.stdout
+    assert notices(result.returncode, result.stdout), result.stdout[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "expected"),
+    [
+        (1, "FAILED tests/test_a.py::test_b[x - y] - AssertionError: no", True),
+        (1, "FAILED tests/test_a.py::test_b - assert 1 == 2", True),
+        (1, "FAILED tests/test_a.py::test_b - Failed: DID NOT RAISE <class 'securesgd.errors.PrivacyError'>", True),
+        (1, "FAILED tests/test_a.py::test_b - securesgd.errors.PrivacyError: delta is 2", True),
+        (1, "FAILED tests/test_a.py::test_b - NameError: name 'x' is not defined", False),
+        (1, "FAILED tests/test_a.py::test_b - ImportError: cannot import name 'AssertionError'", False),
+        (1, "ERROR tests/test_a.py::test_b - AssertionError: in a fixture", False),
+        (2, "ERROR tests/test_a.py - SyntaxError: invalid syntax", False),
+        (0, "1 passed", False),
+        (5, "no tests ran", False),
+    ],
+)
+def test_only_a_failed_assertion_or_refusal_counts(code, line, expected):
+    assert notices(code, f"=== short test summary info ===\n{line}\n") is expected
 
 
 def test_every_mutation_names_text_that_is_there():

@@ -17,7 +17,7 @@ from securesgd.attacks.objective import Objective, evaluation_mode
 from securesgd.attacks.projected_gradient import BestPoints, Progress, projected_gradient
 from securesgd.attacks.settings import ATTACKS, AttackFunction, AttackSettings
 from securesgd.attacks.square import square_search
-from securesgd.certificates.weights import fingerprint
+from securesgd.certificates.sensitivity import fingerprint
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.runtime.randomness import seeded_generator

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.runtime.import_path import is_import_path, load_function
-from securesgd.validate import whole_number
+from securesgd.validate import validate_count
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -159,7 +159,7 @@ class AttackSettings:
         if not (math.isfinite(self.momentum) and self.momentum >= 0):
             raise InvalidInputError(f"momentum must be finite and >= 0, got {self.momentum!r}")
         for name, (least, most) in _RANGES.items():
-            whole_number(name, getattr(self, name), least, most)
+            validate_count(name, getattr(self, name), least, most)
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from securesgd.attacks.settings import ATTACKS, PAPER_ATTACKS, AttackSettings, attack_grid
-from securesgd.cli.app import app
-from securesgd.cli.options import numbers
+from securesgd.cli.app import app, parse_numbers
 from securesgd.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -68,11 +67,14 @@ def attack(
 
     settings = EvaluationSettings(draws=draws, certify_draws=certify_draws)
     changes = {"norm": norm, "eot": eot, "steps": steps, "restarts": restarts, "target": target, "seed": seed}
-    attack_grid(attack, numbers("budget", budget), protocol=protocol, **changes)  # refuse before anything is loaded
+    attack_grid(
+        attack, parse_numbers("budget", budget), protocol=protocol, **changes
+    )  # refuse before anything is loaded
     keep_memory()
-    config, model = load_run(run)
+    loaded = load_run(run)
+    config, model = loaded.config, loaded.model
     data = load(config.dataset, holdout=config.holdout, seed=config.seed)
-    grid = attack_grid(attack, numbers("budget", budget), protocol=protocol, dataset=config.dataset, **changes)
+    grid = attack_grid(attack, parse_numbers("budget", budget), protocol=protocol, dataset=config.dataset, **changes)
     with _progress() as show:
         result = evaluate_run(
             run, model, data.test_inputs, data.test_targets, grid, settings, examples=examples,
