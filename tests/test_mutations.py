@@ -146,6 +146,7 @@ MUTATIONS = {
     "majority by half the evidence": ("theory/majority.py", "<= np.log(alpha))", "<= 0.5 * np.log(alpha))", "theory/test_majority.py"),
     "interval of one side only": ("theory/confidence.py", "z = -ndtri(alpha / 2)", "z = -ndtri(alpha)", "theory/test_proportions.py"),
     "attacks of other weights kept": ("attacks/cells.py", "if made_with != weights:", "if False:", "attacks/test_evaluate.py -k foreign"),
+    "an attack from outside trains the model": ("attacks/craft.py", "if fingerprint(model) != weights:", "if False:", "attacks/test_outside_attacks.py -k no_attacks"),
     "zero gradients not noticed": ("attacks/sanity_checks.py", "if zero > 0.02 * n:", "if False:", "attacks/test_sanity_probes.py -k zero"),
     "harness believes the attack's images": ("attacks/harness.py", "Ball.around(inputs, settings.budget, settings.norm).project(safe)", "safe", "attacks/test_harness.py"),
     "flip claimed without proof": ("attacks/falsify.py", "np.asarray(clopper_pearson_lower(votes[rows, 1], both, failure_prob / len(rows))) > 0.5", "votes[rows, 1] / both > 0.5", "attacks/test_falsify.py -k chance"),

@@ -13,7 +13,8 @@ from securesgd.attacks.falsify import check_run
 from securesgd.config import run_config
 from securesgd.data.load import load
 from securesgd.errors import InvalidInputError
-from securesgd.run import load_run, train_run
+from securesgd.run import load_run
+from securesgd.run_training import train_run
 from securesgd.runtime.tables import read_rows, write_rows
 from securesgd.theory.certificates import radii_by_rule
 
