@@ -5,6 +5,7 @@ the source fails too, so the table cannot rot.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -213,6 +214,16 @@ MUTATIONS = {
 }  # fmt: skip
 
 
+# A test notices by an assertion, by a refusal that does not come, or by a refusal that should not come: not because the
+# mutated file cannot be imported or fails with an error of Python's own. A failure in a fixture is an ERROR line.
+KILL = re.compile(r"^FAILED \S.*? - (AssertionError|assert |Failed: DID NOT (RAISE|WARN)|securesgd\.errors\.)", re.M)
+
+
+def notices(returncode: int, output: str) -> bool:
+    """Return whether a run of pytest, by its exit code and summary, is one in which a test noticed a mutation."""
+    return returncode == 1 and KILL.search(output) is not None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_broken_guarantee_is_noticed(name, tmp_path):
@@ -224,15 +235,42 @@ def test_a_broken_guarantee_is_noticed(name, tmp_path):
     (copy / file).write_text(source.replace(text, replacement))
     path, *selection = tests.split()
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(ROOT / "tests" / path), *selection],
-        env=os.environ | {"PYTHONPATH": str(copy.parent), "CI": "1"},
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--maxfail=3",
+            "-p",
+            "no:cacheprovider",
+            str(ROOT / "tests" / path),
+            *selection,
+        ],
+        env=os.environ | {"PYTHONPATH": str(copy.parent), "CI": "1"},  # CI: the summary gives reasons in full
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert result.returncode == 1, result.stdout[-2000:]
-    assert "AssertionError" in result.stdout or "DID NOT RAISE" in result.stdout or "Error" in result.stdout
+    assert notices(result.returncode, result.stdout), result.stdout[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "expected"),
+    [
+        (1, "FAILED tests/test_a.py::test_b[x - y] - AssertionError: no", True),
+        (1, "FAILED tests/test_a.py::test_b - assert 1 == 2", True),
+        (1, "FAILED tests/test_a.py::test_b - Failed: DID NOT RAISE <class 'securesgd.errors.PrivacyError'>", True),
+        (1, "FAILED tests/test_a.py::test_b - securesgd.errors.PrivacyError: delta is 2", True),
+        (1, "FAILED tests/test_a.py::test_b - NameError: name 'x' is not defined", False),
+        (1, "FAILED tests/test_a.py::test_b - ImportError: cannot import name 'AssertionError'", False),
+        (1, "ERROR tests/test_a.py::test_b - AssertionError: in a fixture", False),
+        (2, "ERROR tests/test_a.py - SyntaxError: invalid syntax", False),
+        (0, "1 passed", False),
+        (5, "no tests ran", False),
+    ],
+)
+def test_only_a_failed_assertion_or_refusal_counts(code, line, expected):
+    assert notices(code, f"=== short test summary info ===\n{line}\n") is expected
 
 
 def test_every_mutation_names_text_that_is_there():
