@@ -16,7 +16,7 @@ from securesgd.models.predict import accuracy
 from securesgd.privacy import Ledger, UnprotectedRelease
 from securesgd.run import build_model, load_run, train_run
 from securesgd.training.examples import examples_of
-from tests.command_line import run, run_here
+from tests.command_line import run_here
 
 from .test_adlm_network import NOISE
 
@@ -139,7 +139,7 @@ def test_bad_configuration_is_one_clear_line(call, message):
 def test_command_line(tmp_path):
     folder = str(tmp_path / "run")
     options = [part for name, value in QUICK.items() for part in ("--set", f"{name}={value}")]
-    first = run("train", "--dataset", "digits", "--method", "adlm", "--epsilon", "1", "--out", folder, *options)
+    first = run_here("train", "--dataset", "digits", "--method", "adlm", "--epsilon", "1", "--out", folder, *options)
     assert first.returncode == 0, first.stderr
     assert "not guaranteed" in first.stdout
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["adlm"]["epsilon"] == 1

@@ -11,7 +11,7 @@ from securesgd.run import train_run
 @pytest.fixture
 def small(monkeypatch):
     def trained(method, seed, work):
-        config = run_config("digits", method, steps=60, epsilon=8.0, seed=seed, noise_seed=seed)
+        config = run_config("digits", method, steps=60, copies=1, accountant="rdp", seed=seed, noise_seed=seed)
         return train_run(config, work / "models" / f"{method}-{seed}", resume=True)
 
     monkeypatch.setattr(attacks_table, "_trained", trained)
