@@ -38,7 +38,7 @@ STEPS, EOT, ROWS = 10, 20, 500
 
 def noisy_network(memory_format: torch.memory_format = torch.contiguous_format) -> NoisyNetwork:
     torch.manual_seed(0)
-    model = NoisyNetwork(network("mnist-cnn", (1, 28, 28), 10), (1, 28, 28))
+    model = NoisyNetwork(network("mnist-cnn", (1, 28, 28), 10), (1, 28, 28), place="first-layer")
     model.set_noise(np.full(model.units, 0.5))
     return model.to(memory_format=memory_format).eval()
 

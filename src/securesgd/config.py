@@ -3,7 +3,15 @@
 Presets come first, then a file, then flags: each overrides the one before. An unknown key raises with the nearest name.
 """
 
-__all__ = ["RobustnessSettings", "RunConfig", "run_config"]
+__all__ = [
+    "IN_MEMORY",
+    "OWN_NETWORK",
+    "RobustnessSettings",
+    "RunConfig",
+    "resumed_config",
+    "run_config",
+    "saved_config",
+]
 
 import dataclasses
 from dataclasses import asdict, dataclass, field, fields
@@ -12,39 +20,42 @@ from typing import Any, get_args
 
 import tomli_w
 
-from securesgd.baselines.adlm.settings import AdlmSettings
+from securesgd.baselines.adlm.budget import AdlmSettings
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.methods import method
 from securesgd.models.noisy import Place
+from securesgd.models.redistribution import WAYS
 from securesgd.presets import preset
+from securesgd.runtime.import_path import is_import_path
+from securesgd.runtime.run_folder import CONFIG
 from securesgd.runtime.storage import read_toml
 from securesgd.theory import NORMS, noise_multiplier
 from securesgd.theory.redistribution import Direction
 from securesgd.training.settings import TrainingSettings
-from securesgd.validate import count_checked, positive_checked, types_checked
+from securesgd.validate import validate_count, validate_positive, validate_types
 
-WAYS = ("uniform", "random", "prior", "public", "private", "learned", "as-published")
-STARTS = ("uniform", "prior")
+IN_MEMORY, OWN_NETWORK = "in-memory", "own"
+"""What a configuration says of data and a network that only the caller has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RobustnessSettings:
-    """Noise in the first layer. Its size: `unit`, or (robust_epsilon, robust_delta, attack_size) as in the paper.
+    """The noise of the network. Its size: `unit`, or (robust_epsilon, robust_delta, attack_size) as in the paper.
 
     `unit` is the input radius that one standard deviation of the (whitened) noise is worth; the paper's construction
     is unit = c(robust_epsilon, robust_delta)·attack_size.
     """
 
     norm: str = "linf"
-    place: str = "first-layer"
+    place: str = "input"
     unit: float | None = None
     robust_epsilon: float = 4.0
     robust_delta: float = 0.05
     attack_size: float = 0.1
     redistribution: str | None = None
-    """None: the method's own way."""
+    """A name of `models.redistribution.WAYS`, or an import path; None: the method's own."""
     start: str = "uniform"
-    """Where `learned` starts from: uniform or prior."""
+    """Where `learned` starts from: a way that reads no data."""
     direction: str = "vulnerable"
     beta: float = 1.0
     per: str | None = None
@@ -55,19 +66,21 @@ class RobustnessSettings:
     """When r is computed from gradients: after this share of the steps."""
 
     def __post_init__(self) -> None:
-        types_checked(self)
+        validate_types(self)
         choices = {
-            "norm": NORMS, "place": get_args(Place), "start": STARTS, "direction": get_args(Direction),
-            "redistribution": WAYS, "per": ("unit", "channel"),
+            "norm": NORMS, "place": get_args(Place), "direction": get_args(Direction), "per": ("unit", "channel"),
+            "redistribution": WAYS, "start": [name for name, way in WAYS.items() if way.first is not None],
         }  # fmt: skip
         for name, valid in choices.items():
             value = getattr(self, name)
-            if value not in valid and not (value is None and name in ("redistribution", "per")):
+            if (value is None and name in ("redistribution", "per")) or value in valid:
+                continue
+            if not (name in ("redistribution", "start") and is_import_path(value)):  # imported when it is used
                 raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
         for name in ("robust_epsilon", "attack_size", "r_noise_multiplier", "beta"):
-            positive_checked(name, getattr(self, name))
+            validate_positive(name, getattr(self, name))
         if self.unit is not None:
-            positive_checked("unit", self.unit)
+            validate_positive("unit", self.unit)
         if not 0 < self.robust_delta < 1:
             raise InvalidInputError(f"robust_delta is {self.robust_delta!r}; valid: 0 < robust_delta < 1")
         if not 0 <= self.r_step < 1:
@@ -98,12 +111,15 @@ class RunConfig:
     training: TrainingSettings
 
     def __post_init__(self) -> None:
-        types_checked(self)
+        validate_types(self)
         chosen = method(self.method)
-        count_checked("holdout", self.holdout, at_least=0)
-        count_checked("seed", self.seed, at_least=0)
+        validate_count("holdout", self.holdout, at_least=0)
+        validate_count("seed", self.seed, at_least=0)
         if chosen.private != self.training.private:
-            raise InvalidInputError(f"method {self.method} has training.private = {chosen.private}".lower())
+            stated = str(self.training.private).lower()
+            raise InvalidInputError(
+                f"training.private is {stated}; valid for the method {self.method}: {str(chosen.private).lower()}"
+            )
         if chosen.adlm != (self.adlm is not None):
             raise InvalidInputError(f"the table [adlm] is for the method adlm and needed by it, got {self.method}")
         if chosen.noisy:
@@ -176,6 +192,37 @@ def run_config(
     if not asked and (not private or "noise_multiplier" in training):
         training.pop("epsilon", None)  # the preset's target gives way to the noise that was asked for
     return RunConfig.from_dict(values)
+
+
+def saved_config(folder: str | Path) -> RunConfig:
+    """Return the configuration of a run folder. Raises: DamagedFileError if it has none."""
+    path = Path(folder) / CONFIG
+    if not path.exists():
+        raise DamagedFileError(f"{folder} is not a run folder: it has no readable config.toml")
+    try:
+        return RunConfig.from_dict(read_toml(path))
+    except InvalidInputError as error:
+        raise DamagedFileError(f"{path} is damaged: {error}") from None
+
+
+def resumed_config(folder: str | Path, given: dict[str, Any]) -> RunConfig:
+    """Return the configuration of a run to resume, which takes no other setting.
+
+    Functions from outside that the run uses must be named again: a path in a folder is not imported by itself.
+    Raises: InvalidInputError if something else is given, or such a path is not.
+    """
+    config = saved_config(folder)
+    used = {"dataset": config.dataset, "network": config.network, "redistribution": config.robustness.redistribution,
+            "start": config.robustness.start, "public_dataset": config.public_dataset}  # fmt: skip
+    needed = {name: path for name, path in used.items() if is_import_path(path)}
+    for name, value in given.items():
+        if needed.get(name) != value:
+            raise InvalidInputError(f"--resume uses the run's own configuration; leave out {name} = {value}")
+    for name, path in needed.items():
+        if name not in given:
+            option = f"--{name} {path}" if name in ("dataset", "network") else f"--set {name}={path}"
+            raise InvalidInputError(f"the run uses {path}, which is code; to resume it say so again: {option}")
+    return config
 
 
 def _dotted(name: str, adlm: bool) -> str:

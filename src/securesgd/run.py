@@ -1,370 +1,293 @@
-"""The path on one page: data → network with noisy first layer and its r → DP-SGD with a ledger → a run folder."""
+"""The run: a folder that holds a trained model and everything claimed about it, and the verbs that use it.
 
-__all__ = [
-    "TrainedRun",
-    "build_model",
-    "finished_run",
-    "load_run",
-    "saved_config",
-    "sensitivity_control",
-    "set_redistribution",
-    "train_run",
-]
+`run_training` makes a run, `load_run` reads one, and `Run` certifies, attacks, checks, predicts and reports. Everything
+on the command line is one of these calls.
+"""
 
-import hashlib
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+__all__ = ["Prediction", "Run", "load_run"]
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from securesgd.baselines.adlm.network import AdlmNetwork, seen_shape
-from securesgd.baselines.adlm.preparation import adlm_choices
-from securesgd.config import RunConfig
+from securesgd.attacks.evaluate import Evaluation, EvaluationSettings, evaluate_run
+from securesgd.attacks.falsify import check_run
+from securesgd.attacks.settings import PAPER_ATTACKS, attack_settings
+from securesgd.build import NetworkSource, build_trained_model
+from securesgd.certificates.certify import certify
+from securesgd.certificates.record import CertifySettings
+from securesgd.certificates.run_certificates import RunCertificates, certify_run
+from securesgd.certificates.sensitivity import known_sensitivity
+from securesgd.config import IN_MEMORY, RunConfig, saved_config
 from securesgd.data.load import LoadedData, load
-from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
-from securesgd.methods import method
-from securesgd.models.control import SensitivityControl
-from securesgd.models.networks import network
+from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.models.predict import accuracy
-from securesgd.models.redistribution import Redistribution, from_gradients, prior, random, uniform
-from securesgd.privacy import GaussianRelease, Ledger, PrivacyStatement, UnprotectedRelease, replayed_statement
-from securesgd.report.plots import redistribution_figure
-from securesgd.runtime.key_stream import KeyStream
-from securesgd.runtime.machine import environment
-from securesgd.runtime.storage import is_leftover, parse_json, read_bytes, read_json, read_toml, write_json, write_whole
+from securesgd.privacy import PrivacyStatement, replayed_statement
+from securesgd.report.page import report
+from securesgd.report.plots import certified_curves_figure
+from securesgd.runtime import run_folder as names
+from securesgd.runtime.import_path import is_import_path
+from securesgd.runtime.processes import Processes
+from securesgd.runtime.run_folder import RunFolder
+from securesgd.runtime.storage import file_digest, parse_json, read_bytes, read_json
+from securesgd.runtime.tables import read_rows
 from securesgd.runtime.tensors import load_tensors
-from securesgd.training.accounted_run import Interlude
-from securesgd.training.examples import Examples
-from securesgd.training.loop import StepReport, train
+from securesgd.training.examples import examples_of
 
-_FROM_GRADIENTS = ("public", "private", "as-published")
-_SCORE_BATCH = 500
-_WATCHED = 1000
-_FORMAT = 1
+FORMAT = 1
 """Of model.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedRun:
-    """A run folder in memory."""
+class Prediction:
+    """What a run says about one input."""
 
-    folder: Path
-    config: RunConfig
-    model: nn.Module
-    data: LoadedData
-    statement: PrivacyStatement
-    test_accuracy: float
+    label: int | None
+    """The class; None if the draws do not prove one."""
+    class_name: str | None
+    radius: float
+    """No change of the input smaller than this, in the run's norm, makes the class another one. 0 if not proven."""
+    abstained: bool
+    draws: int
 
 
-def train_run(
-    config: RunConfig,
-    folder: Path,
-    *,
-    resume: bool = False,
-    on_step: Callable[[StepReport, float | None], None] | None = None,
-) -> TrainedRun:
-    """Train as configured and leave a complete run folder.
+class Run:
+    """A finished run: its folder, configuration, model (in eval mode) and data, with the verbs that use them.
 
-    Guarantee: that of `securesgd.training.train`; everything written to the folder is covered by its ledger, except
-    `metrics.jsonl`, which is about the test set.
-    Raises: InvalidInputError if the folder is in use (and not resumed) or anything does not fit; OSError with the name
-    of the file that could not be written. A new run that fails before its first release leaves nothing behind, so that
-    the same call can be made again; a later one can be resumed.
-
-    `on_step` gets each step's report and, now and then, the accuracy on the held-out examples if there are any.
+    Build one with `train`, `train_run` or `load_run`.
     """
-    try:
-        str(folder).encode()
-    except UnicodeEncodeError:
-        raise InvalidInputError(f"{str(folder)!r} is not a text of Unicode characters; choose another folder") from None
-    new = [place for place in (folder, *folder.parents) if not place.exists()]
-    is_ours = not _is_occupied(folder)
-    try:
-        config = _claimed(config, folder, resume)
-        if (folder / "environment.json").exists():  # the last file a run writes: there is nothing left to do
-            return finished_run(folder)
-        return _trained(config, folder, on_step)
-    except Exception:  # whatever it is, the same command shall be possible again
-        if is_ours:
-            _withdraw(folder, new)
-        raise
 
+    def __init__(self, path: Path, config: RunConfig, model: nn.Module, data: LoadedData | None = None) -> None:
+        self.path, self.config, self.model = path, config, model.eval()
+        self._data = data
 
-def _trained(config: RunConfig, folder: Path, on_step: Callable[[StepReport, float | None], None] | None) -> TrainedRun:
-    """Load, build, train and write the records of a run whose folder is claimed."""
-    data = load(config.dataset, holdout=config.holdout, seed=config.seed)
-    model = build_model(config, data.input_shape, data.classes)
-    if isinstance(model, AdlmNetwork):
-        choices = adlm_choices(model, config.training)
-    else:
-        noisy = method(config.method).noisy
-        interlude = _interlude(config) if noisy and config.way in _FROM_GRADIENTS else None
-        choices = {"project": sensitivity_control(config, model), "interlude": interlude}
-    result = train(
-        model,
-        (data.train_inputs, data.train_targets),
-        config.training,
-        folder,
-        resume=True,  # the folder is ours: a new run has a configuration in it and nothing else
-        on_step=None if on_step is None else _watched(model, data, on_step),
-        **choices,
-    )
-    if isinstance(model, NoisyNetwork):
-        r = _final_redistribution(config, model)
-        r.save(folder / "redistribution.json")
-        title = f"{config.dataset}: {config.way} r, noise at the {config.robustness.place.replace('-', ' ')}"
-        redistribution_figure(r.r, r.shape, title, folder / "redistribution.png")
-    score = accuracy(model, data.test_inputs, data.test_targets)
-    record = {"step": result.steps, "epsilon": _number(result.statement.accounted_epsilon), "test_accuracy": score}
-    write_whole(
-        folder / "metrics.jsonl", (json.dumps(record | {"test_images": len(data.test_targets)}) + "\n").encode()
-    )
-    write_json(folder / "model.json", _model_record(config, data, folder) | {"statement": result.statement.json()})
-    write_json(folder / "environment.json", environment() | {"threads": torch.get_num_threads()})
-    return TrainedRun(
-        folder=folder, config=config, model=model, data=data, statement=result.statement, test_accuracy=score
-    )
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The content of model.json: network, input shape, classes, data and privacy statement."""
+        return read_model_record(self.path)
 
+    @cached_property
+    def privacy(self) -> PrivacyStatement:
+        """What may be claimed about the privacy of the training data, computed now from the ledger."""
+        return replayed_statement(self.path / names.LEDGER)
 
-def _watched(
-    model: nn.Module, data: LoadedData, on_step: Callable[[StepReport, float | None], None]
-) -> Callable[[StepReport], None]:
-    """Return a step callback that adds the held-out accuracy, twenty times per run."""
+    @cached_property
+    def test_accuracy(self) -> float | None:
+        """The share of test examples that were right when training ended; None if there was no test set."""
+        path = self.path / names.METRICS
+        try:
+            return parse_json(read_bytes(path).splitlines()[-1])["test_accuracy"]
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise DamagedFileError(f"{path} is damaged: {error}") from None
 
-    def watch(report: StepReport) -> None:
-        due = data.holdout_inputs is not None and report.step % max(1, report.steps // 20) == 0
-        score = None
-        if due and data.holdout_inputs is not None and data.holdout_targets is not None:
-            score = accuracy(model, data.holdout_inputs[:_WATCHED], data.holdout_targets[:_WATCHED], draws=3)
-        on_step(report, score)
+    @property
+    def test_images(self) -> int:
+        """The number of test examples behind `test_accuracy`."""
+        return int(parse_json(read_bytes(self.path / names.METRICS).splitlines()[-1]).get("test_images", 0))
 
-    return watch
+    @property
+    def data(self) -> LoadedData:
+        """The data set of the run, loaded by its name. Raises: InvalidInputError if it was given in memory."""
+        if self._data is None:
+            if self.config.dataset == IN_MEMORY:
+                raise InvalidInputError(
+                    f"{self.path} was trained on data in memory; give a test set: run.certify(test_set) or --dataset"
+                )
+            if is_import_path(self.config.dataset):
+                raise InvalidInputError(
+                    f"{self.path} was trained on {self.config.dataset}; give it again: --dataset {self.config.dataset}"
+                )
+            self._data = load(self.config.dataset, holdout=self.config.holdout, seed=self.config.seed)
+        return self._data
 
+    def certify(
+        self,
+        test_set: "Dataset[Any] | tuple[Tensor, Tensor] | None" = None,
+        *,
+        norms: str | Sequence[str] | None = None,
+        examples: int | None = None,
+        settings: CertifySettings | None = None,
+        at_radii: Sequence[float] | None = None,
+        rules: Sequence[str] = (),
+        again: bool = False,
+        on_progress: Callable[[float, int], None] | None = None,
+        **changes: Any,
+    ) -> RunCertificates:
+        """Certify the first `examples` of the test set (None: all) and keep the certificates in the run folder.
 
-def load_run(folder: Path) -> tuple[RunConfig, nn.Module]:
-    """Return configuration and model of a finished run. Raises: DamagedFileError if it is unfinished or broken."""
-    config = saved_config(folder)
-    if not (folder / "model.safetensors").exists() or not (folder / "model.json").exists():
-        raise DamagedFileError(f"{folder} is not finished; go on with `securesgd train --resume --out {folder}`")
-    record = read_json(folder / "model.json")
-    try:
-        version, shape = record["format"], tuple(int(size) for size in record["input_shape"])
-        classes, digest = int(record["classes"]), record.get("config_sha256")
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedFileError(f"{folder / 'model.json'} is damaged: {error}") from None
-    if version != _FORMAT:
-        raise DamagedFileError(f"{folder / 'model.json'} has format {version!r}; this version reads {_FORMAT}")
-    if digest not in (None, _digest(folder / "config.toml")):
-        raise DamagedFileError(f"{folder / 'config.toml'} is not the one this run was trained with; put that back")
-    tensors = load_tensors(folder / "model.safetensors").tensors
-    try:
-        if _parameters(config, shape, classes) > sum(tensor.numel() for tensor in tensors.values()):
-            raise InvalidInputError("it describes a larger network than model.safetensors has weights for")
-        model = build_model(config, shape, classes)
-    except InvalidInputError as error:
-        raise DamagedFileError(f"{folder / 'model.json'} is damaged: {error}") from None
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise DamagedFileError(f"{folder / 'model.safetensors'} does not fit config.toml: {reason}") from None
-    return config, model.eval()
+        Guarantee: that of `certificates.certify`, for a test set fixed beforehand (the noise has a seed).
+        Raises: InvalidInputError for a model without noise, or settings other than those of certificates there.
 
+        `at_radii` are the radii of the summaries; `rules` are import paths of certificate rules from outside. `changes`
+        are settings of `CertifySettings`: draws, failure_prob, radius, tolerance, seed, …
+        """
+        inputs, targets = self._test_set(test_set)
+        chosen = [norms] if isinstance(norms, str) else list(norms or [self.config.robustness.norm])
+        settings = replace(settings or CertifySettings(seed=0), **{"norm": chosen[0]} | changes)
+        certificates = certify_run(
+            self.path, self.model, inputs, targets, chosen, settings,
+            examples=examples, at_radii=at_radii, rules=rules, again=again, on_progress=on_progress,
+        )  # fmt: skip
+        if Processes().is_first:
+            certified_curves_figure(certificates.rows, self.path / names.CERTIFICATE_PICTURE)
+        return certificates
 
-def finished_run(folder: Path) -> TrainedRun:
-    """Return a finished run as its folder has it, without measuring anything again. Raises: as `load_run`."""
-    config, model = load_run(folder)
-    data = load(config.dataset, holdout=config.holdout, seed=config.seed)
-    lines = read_bytes(folder / "metrics.jsonl").splitlines()
-    try:
-        record = parse_json(lines[-1])
-        score = float(record["test_accuracy"])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise DamagedFileError(f"{folder / 'metrics.jsonl'} is damaged: {error}") from None
-    statement = replayed_statement(folder / "ledger.jsonl")
-    return TrainedRun(folder=folder, config=config, model=model, data=data, statement=statement, test_accuracy=score)
+    def attack(
+        self,
+        test_set: "Dataset[Any] | tuple[Tensor, Tensor] | None" = None,
+        attacks: str | Sequence[str] = PAPER_ATTACKS,
+        *,
+        budget: float | Sequence[float] = 0.1,
+        examples: int | None = 500,
+        draws: int = 1000,
+        certify_draws: int = 1000,
+        again: bool = False,
+        keep_images: bool = False,
+        sanity_checks: bool = True,
+        on_progress: Callable[..., None] | None = None,
+        **changes: Any,
+    ) -> Evaluation:
+        """Attack the first `examples` of the test set (None: all), and keep the rows in the run folder.
 
+        Each attack is measured by the harness at each budget, certificates beside it. `changes` are settings of
+        `AttackSettings`: norm, steps, eot, restarts, protocol, seed, …
+        """
+        chosen = [attacks] if isinstance(attacks, str) else list(attacks)
+        budgets = [float(budget)] if isinstance(budget, int | float) else [float(value) for value in budget]
+        settings = [attack_settings(a, b, dataset=self.config.dataset, **changes) for a in chosen for b in budgets]
+        inputs, targets = self._test_set(test_set)
+        count = len(inputs) if examples is None else min(examples, len(inputs))
+        return evaluate_run(
+            self.path, self.model, inputs[:count], targets[:count], settings,
+            EvaluationSettings(draws=draws, certify_draws=certify_draws),
+            again=again, keep_images=keep_images, probes=sanity_checks, on_progress=on_progress,
+        )  # fmt: skip
 
-def build_model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return the network of a configuration, freshly initialised from its seed, with its noise if it has any."""
-    adlm = config.adlm
-    with torch.random.fork_rng():
-        torch.manual_seed(config.seed)
-        plain = _plain_network(config, input_shape, classes)
-    if adlm is not None:
-        return AdlmNetwork(plain, input_shape, adlm)
-    if not method(config.method).noisy:
-        return plain
-    model = NoisyNetwork(plain, input_shape, place=config.robustness.place)  # type: ignore[arg-type]
-    set_redistribution(
-        config, model, _first_redistribution(config, model.output_shape), learned=config.way == "learned"
-    )
-    return model
+    def check(
+        self,
+        test_set: "Dataset[Any] | tuple[Tensor, Tensor] | None" = None,
+        *,
+        norm: str | None = None,
+        examples: int | None = None,
+        on_progress: Callable[[str, float], None] | None = None,
+        **effort: Any,
+    ) -> dict[str, Any]:
+        """Search the certified balls of one norm for a counter-example; write and return the result.
 
+        `examples` are the first ones that have certificates; None: all of them.
+        """
+        norm = norm or self.config.robustness.norm
+        rows = [row for row in read_rows(self.path / names.CERTIFICATES) if row["norm"] == norm]
+        rows = rows if examples is None else [row for row in rows if row["index"] < examples]
+        record = read_json(self.path / names.CERTIFICATE_RECORD)[norm]
+        assert isinstance(self.model, NoisyNetwork)
+        bound = known_sensitivity(self.model, norm, self.path / names.SENSITIVITY)
+        return check_run(
+            self.path, self.model, self._test_set(test_set)[0], rows,
+            certificate_failure_prob=record["settings"]["failure_prob"], direction=bound.direction,
+            on_progress=on_progress, **effort,
+        )  # fmt: skip
 
-def _plain_network(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    adlm = config.adlm
-    seen = input_shape if adlm is None else seen_shape(input_shape, adlm)
-    return network(config.network, seen, classes, hidden=adlm and adlm.hidden)  # type: ignore[arg-type]
+    def predict(self, inputs: Tensor, **changes: Any) -> "Prediction | list[Prediction]":
+        """Return the class of one input, or of each of a batch, with its proven radius.
 
-
-def _parameters(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> int:
-    """Return the number of weights of the network without its noise, which is not built: a file may claim any size."""
-    with torch.device("meta"):
-        return sum(weight.numel() for weight in _plain_network(config, input_shape, classes).parameters())
-
-
-def set_redistribution(config: RunConfig, model: NoisyNetwork, r: Redistribution, *, learned: bool = False) -> None:
-    """Give the layer noise shared out by r, of the size the configuration asks for at the present weights."""
-    norm, wanted = config.robustness.norm, config.robustness.radius_per_std(method(config.method).mechanism)
-    model.set_noise(r.std(1.0))
-    sigma = model.sensitivity(norm).upper * wanted  # type: ignore[arg-type]
-    model.set_noise(r.std(sigma), learned=learned)
-
-
-def _first_redistribution(config: RunConfig, shape: tuple[int, ...]) -> Redistribution:
-    way = config.robustness.start if config.way == "learned" else config.way
-    if way == "prior":
-        return prior(shape)
-    if way == "random":
-        return random(shape, config.seed)
-    return uniform(shape)
-
-
-def sensitivity_control(config: RunConfig, model: nn.Module) -> SensitivityControl | None:
-    """Return what keeps Δ of the noisy layer at the wanted size after each step; None for a model without noise."""
-    if not isinstance(model, NoisyNetwork):
-        return None
-    wanted = config.robustness.radius_per_std(method(config.method).mechanism)
-    return SensitivityControl(model, config.robustness.norm, 1 / wanted)  # type: ignore[arg-type]
-
-
-def _interlude(config: RunConfig) -> Interlude:
-    """Return the release of r from gradients: on private data for a price, on public data free, or as published."""
-    settings = config.robustness
-    event: GaussianRelease | UnprotectedRelease | None = None
-    if config.way == "private":
-        event = GaussianRelease(noise_multiplier=settings.r_noise_multiplier, label="redistribution vector r")
-    elif config.way == "as-published":
-        event = UnprotectedRelease(
-            label="redistribution vector r", reason="r was computed on the private data without noise, as published"
-        )
-
-    def action(model: nn.Module, examples: Examples, stream: KeyStream) -> None:
-        assert isinstance(model, NoisyNetwork)
-        if config.way == "public":
-            public = load(str(config.public_dataset))
-            batches = _batches(public.train_inputs, public.train_targets)
+        Guarantee: that of `certificates.certify`, with fresh noise: inputs may come from anybody. A model without noise
+        predicts without a radius.
+        `changes` are settings of `CertifySettings`, such as draws (1,000 if not given), norm, radius.
+        """
+        inputs = torch.as_tensor(inputs, dtype=torch.float32)
+        shape = tuple(self.record["input_shape"])
+        batch = inputs[None] if tuple(inputs.shape) == shape else inputs
+        class_names = self.record["class_names"]
+        if isinstance(self.model, NoisyNetwork):
+            norm: Any = self.config.robustness.norm
+            settings = replace(CertifySettings(norm=norm, draws=1_000), **changes)
+            found = certify(self.model, batch, settings)
+            labels = [None if no else int(c) for c, no in zip(found.prediction, found.abstained, strict=True)]
+            columns = zip(labels, found.radius["tight"], found.draws, strict=True)
         else:
-            batches = (examples.batch(np.arange(i, min(i + _SCORE_BATCH, len(examples))))
-                       for i in range(0, len(examples), _SCORE_BATCH))  # fmt: skip
-        r = from_gradients(
-            model,
-            batches,
-            way=config.way,
-            noise_multiplier=settings.r_noise_multiplier if config.way == "private" else 0.0,
-            stream=stream,
-            direction=settings.direction,  # type: ignore[arg-type]
-            beta=settings.beta,
-            per=_per(config, model),  # type: ignore[arg-type]
-        )
-        set_redistribution(config, model, r)
+            with torch.no_grad():
+                outputs = self.model(batch.to(next(self.model.parameters()).device))
+            columns = zip(outputs.argmax(1).tolist(), np.zeros(len(batch)), np.zeros(len(batch)), strict=True)
+        predictions = [
+            Prediction(
+                label=label,
+                class_name=None if label is None or label >= len(class_names) else class_names[label],
+                radius=float(radius),
+                abstained=label is None,
+                draws=int(draws),
+            )
+            for label, radius, draws in columns
+        ]
+        return predictions[0] if batch is not inputs else predictions
 
-    return Interlude(step=int(settings.r_step * config.training.steps), event=event, action=action)
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the HTML report of the run and return its path: report.html in the run folder if not given."""
+        path = Path(out) if out is not None else self.path / names.REPORT
+        report([self.path], path)
+        return path
 
-
-def _per(config: RunConfig, model: NoisyNetwork) -> str:
-    return config.robustness.per or (
-        "channel" if config.robustness.place == "first-layer" and len(model.output_shape) == 3 else "unit"
-    )
-
-
-def _final_redistribution(config: RunConfig, model: NoisyNetwork) -> Redistribution:
-    """Return r as the trained layer has it."""
-    variance = 1 / model.whitening**2
-    used = {"learned": ("start",)} | dict.fromkeys(_FROM_GRADIENTS, ("direction", "beta"))
-    details = {name: getattr(config.robustness, name) for name in used.get(config.way, ())}
-    r = tuple(variance / variance.sum())
-    return Redistribution(way=config.way, shape=model.output_shape, per="unit", r=r, details=details)
+    def _test_set(self, given: "Dataset[Any] | tuple[Tensor, Tensor] | None") -> tuple[Tensor, Tensor]:
+        """Return inputs and labels of the test set that was given, else of the run's own."""
+        if given is None:
+            return self.data.test_inputs, self.data.test_targets
+        return tensors_of(given)
 
 
-def _batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    for start in range(0, len(inputs), _SCORE_BATCH):
-        yield inputs[start : start + _SCORE_BATCH], targets[start : start + _SCORE_BATCH]
+def load_run(
+    path: str | Path, *, network: NetworkSource | None = None, dataset: "str | LoadedData | None" = None
+) -> Run:
+    """Return a finished run from its folder.
 
-
-def _claimed(config: RunConfig, folder: Path, resume: bool) -> RunConfig:
-    """Return the configuration to use: of a resumed run its own. Writes `config.toml` into a new folder."""
-    if folder.exists() and not folder.is_dir():
-        raise InvalidInputError(f"{folder} is a file; give the path of a folder")
-    occupied = _is_occupied(folder)
-    if occupied and not resume:
-        raise InvalidInputError(f"{folder} is not empty; go on with --resume, or choose another folder")
-    if occupied:
-        return saved_config(folder)
-    write_whole(folder / "config.toml", config.to_toml().encode())
-    return config
-
-
-def _is_occupied(folder: Path) -> bool:
-    """Return whether something is there that is not an unfinished write of ours."""
-    return folder.exists() and (not folder.is_dir() or not all(is_leftover(entry) for entry in folder.iterdir()))
-
-
-def _withdraw(folder: Path, new: list[Path]) -> None:
-    """Remove a run that failed before its first release: its files, and of its folders those in `new`, deepest first.
-
-    A ledger that names a release stays, and everything with it: it counts, and the run can be resumed.
+    `network` is needed if the network is not a built-in one: the module without its noise, a function that builds it,
+    or an import path. Its structure is compared with that of the trained one; what its code computes cannot be.
+    `dataset` replaces the run's own test data: a name, a path, an import path or loaded data.
+    Raises: DamagedFileError if the run is unfinished or broken; InvalidInputError if the network is missing or another.
     """
-    ledger = folder / "ledger.jsonl"
+    folder = Path(path)
+    config = saved_config(folder)
+    files = RunFolder(folder)
+    if not files.complete:
+        raise DamagedFileError(f"{folder} is not finished; resume it with `securesgd train --resume --out {folder}`")
+    record = read_model_record(folder)
+    if record.get("config_sha256") not in (None, file_digest(folder / names.CONFIG)):
+        raise DamagedFileError(f"{folder / names.CONFIG} is not the one this run was trained with; put that back")
+    weights = load_tensors(files.model).tensors
+    shape, classes = tuple(int(size) for size in record["input_shape"]), int(record["classes"])
     try:
-        if ledger.exists():
-            with Ledger.open(ledger) as opened:
-                if opened.events:
-                    return
-        for name in ("checkpoint.safetensors", "ledger.jsonl", "secret.json", "config.toml"):
-            (folder / name).unlink(missing_ok=True)
-        for place in new:
-            place.rmdir()
-    except (SecureSGDError, OSError):
-        return  # the error that led here is the one to be told; --resume or another folder is the way on
+        model = build_trained_model(
+            config, shape, classes, weights, source=network, structure=record.get("structure_sha256")
+        )
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{folder}: {error}") from None
+    loaded = load(dataset) if isinstance(dataset, str) else dataset
+    return Run(folder, config, model, loaded)
 
 
-def saved_config(folder: Path) -> RunConfig:
-    """Return the configuration of a run folder. Raises: DamagedFileError if it has none."""
-    if not (folder / "config.toml").exists():
-        raise DamagedFileError(f"{folder} is not a run folder: it has no readable config.toml")
+def read_model_record(folder: Path) -> dict[str, Any]:
+    """Return the content of model.json. Raises: DamagedFileError if it is not one, or of another format."""
+    path = folder / names.MODEL
+    record = read_json(path)
     try:
-        return RunConfig.from_dict(read_toml(folder / "config.toml"))
-    except InvalidInputError as error:
-        raise DamagedFileError(f"{folder / 'config.toml'} is damaged: {error}") from None
+        version = record["format"]
+        [int(size) for size in record["input_shape"]], int(record["classes"]), list(record["class_names"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedFileError(f"{path} is damaged: {error}") from None
+    if version != FORMAT:
+        raise DamagedFileError(f"{path} has format {version!r}; this version reads {FORMAT}")
+    return record
 
 
-def _model_record(config: RunConfig, data: LoadedData, folder: Path) -> dict[str, object]:
-    """Return what `model.json` says of network and data, without a number of examples that is not public."""
-    source = data.source
-    if config.training.adjacency == "add-or-remove-one":
-        source = source | {"sizes": {"test": source["sizes"]["test"]}}
-    return {
-        "format": _FORMAT,
-        "config_sha256": _digest(folder / "config.toml"),
-        "network": config.network,
-        "method": config.method,
-        "input_shape": list(data.input_shape),
-        "classes": data.classes,
-        "class_names": list(data.class_names),
-        "data": source,
-    }
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(read_bytes(path)).hexdigest()
-
-
-def _number(value: float) -> float | str:
-    return value if np.isfinite(value) else "inf"
+def tensors_of(data: Any) -> tuple[Tensor, Tensor]:
+    """Return the inputs and targets of a pair of tensors, a Dataset or the test part of a loaded data set."""
+    if isinstance(data, LoadedData):
+        return data.test_inputs, data.test_targets
+    examples = examples_of(data)
+    return examples.batch(np.arange(len(examples)))

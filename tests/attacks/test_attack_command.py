@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from securesgd.config import run_config
-from securesgd.run import train_run
+from securesgd.run_training import train_run
 from tests.command_line import run_here
 
 QUICK = ("--examples", "30", "--eot", "4", "--steps", "3", "--draws", "100", "--certify-draws", "200", "--no-probes")

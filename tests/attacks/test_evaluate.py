@@ -13,7 +13,7 @@ from securesgd.attacks.cells import Cells, cell_name, kept_images
 from securesgd.attacks.craft import craft
 from securesgd.attacks.evaluate import EvaluationSettings, evaluate_run
 from securesgd.attacks.settings import attack_settings
-from securesgd.certificates.weights import fingerprint
+from securesgd.certificates.sensitivity import fingerprint
 from securesgd.errors import DamagedFileError, InvalidInputError
 
 QUICK = {"steps": 3, "eot": 6, "restarts": 1, "queries": 20}

@@ -101,7 +101,7 @@ def bumpy_network(seed=0, sigma=0.5, inputs=4):
         for parameter, scale in ((first.weight, 1.0), (hidden.weight, 2.0), (hidden.bias, 2.0), (last.weight, 1.0)):
             parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
         last.bias.zero_()
-    model = NoisyNetwork(nn.Sequential(first, hidden, nn.Tanh(), last), (inputs,)).eval()
+    model = NoisyNetwork(nn.Sequential(first, hidden, nn.Tanh(), last), (inputs,), place="first-layer").eval()
     model.set_noise(np.array([sigma]))
     return BumpyNetwork(model, first.weight.detach().double().numpy()[0], sigma)
 
@@ -113,6 +113,6 @@ def middle_network(sigma=0.5, half_width=0.5, weights=(1.0, 0.5)):
         first.weight.copy_(torch.tensor([weights]))
         last.weight.copy_(torch.tensor([[-1.0], [0.0], [1.0]]))
         last.bias.copy_(torch.tensor([0.0, half_width, 0.0]))
-    model = NoisyNetwork(nn.Sequential(first, last), (len(weights),)).eval()
+    model = NoisyNetwork(nn.Sequential(first, last), (len(weights),), place="first-layer").eval()
     model.set_noise(np.array([sigma]))
     return BumpyNetwork(model, np.array(weights), sigma)

@@ -17,7 +17,7 @@ from securesgd.certificates.verify import verify
 from securesgd.errors import InvalidInputError
 from securesgd.models.input_path import TRACED
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.models.split_network import CutNetwork
+from securesgd.models.split_network import SplitNetwork
 
 QUICK = CertifySettings(norm="linf", draws=100, selection_draws=32)
 
@@ -156,7 +156,7 @@ SEEN = [
 @pytest.mark.parametrize("kind", SEEN)
 def test_what_is_done_with_the_input_is_seen_on_construction(kind):
     with pytest.raises(InvalidInputError, match=r"besides the first layer|does not get the whole input") as caught:
-        NoisyNetwork(kind(), (6,))
+        NoisyNetwork(kind(), (6,), place="first-layer")
     assert "\n" not in str(caught.value)
 
 
@@ -254,7 +254,7 @@ def forwarded(model):
 )  # fmt: skip
 def test_what_changes_after_construction_is_seen_at_certification(kind, change):
     built = Later if kind is Thresholded else kind  # constructed without its branch
-    model = NoisyNetwork(built(), (6,)).eval()
+    model = NoisyNetwork(built(), (6,), place="first-layer").eval()
     if kind is Thresholded:
         model.network.__class__, model.network.threshold = Thresholded, float("nan")
     change(model)
@@ -270,7 +270,7 @@ def test_what_hides_from_torch_is_compared_at_the_certified_inputs():
         def prepare(self, x):
             return 1 - x if super().prepare(x) is not x else x
 
-    model = NoisyNetwork(HiddenBranch(), (6,)).eval()
+    model = NoisyNetwork(HiddenBranch(), (6,), place="first-layer").eval()
     model.set_noise(np.full(8, 0.2))
     assert len(certify(model, torch.full((1, 6), 0.25), QUICK)) == 1
     for first in (0.95, 0.9):  # at 0.9 the branch is not taken, but a move of a certified radius takes it
@@ -294,7 +294,7 @@ def test_one_pixel_moved_by_a_thousandth_no_longer_flips_a_certificate():
 
     x = torch.full((16,), 0.5)
     with pytest.raises(InvalidInputError, match=r"besides the first layer|does not get the whole input"):
-        verify(NoisyNetwork(AutoInverted(), (16,)).eval(), x, 0.01)
+        verify(NoisyNetwork(AutoInverted(), (16,), place="first-layer").eval(), x, 0.01)
 
 
 class Block(nn.Module):
@@ -328,7 +328,7 @@ class ResNet(nn.Module):
 
 
 def test_a_resnet_is_traced_and_certified():
-    model = NoisyNetwork(ResNet(), (1, 8, 8)).eval()
+    model = NoisyNetwork(ResNet(), (1, 8, 8), place="first-layer").eval()
     assert model.input_path == TRACED
     found = certify(model, torch.rand(3, 1, 8, 8), QUICK)
     assert found.input_path == TRACED
@@ -349,8 +349,8 @@ class Undecided(nn.Module):
 def test_a_branch_after_the_noise_is_taken_draw_by_draw():
     """A branch decides for a whole batch; votes of a batch would be those of another classifier."""
     torch.manual_seed(0)
-    model = NoisyNetwork(Undecided(), (6,)).eval()
-    network, x = CutNetwork(model), torch.rand(1, 6)
+    model = NoisyNetwork(Undecided(), (6,), place="first-layer").eval()
+    network, x = SplitNetwork(model), torch.rand(1, 6)
     h = network.clean(x) + torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         alone = []
@@ -367,7 +367,7 @@ def test_a_branch_after_the_noise_is_taken_draw_by_draw():
 def test_a_branch_behind_noise_at_the_input_is_not_cut_away():
     """Noisy inputs leave [0, 1): a network that scales those must not be cut after its first layer."""
     model = NoisyNetwork(Scaled(), (6,), place="input").eval()
-    assert CutNetwork(model).shape == (6,)
+    assert SplitNetwork(model).shape == (6,)
     assert len(certify(model, torch.full((1, 6), 0.5), QUICK)) == 1
 
 
@@ -396,18 +396,18 @@ class OddAround(Odd):
 )
 def test_a_network_that_cannot_be_traced_is_refused_by_comparison(kind, message):
     with pytest.raises(InvalidInputError, match=message):
-        NoisyNetwork(kind(), (6,))
+        NoisyNetwork(kind(), (6,), place="first-layer")
 
 
 def test_a_network_that_cannot_be_traced_is_not_cut_behind_noise_at_the_input():
     """Noisy inputs lie anywhere, and comparing is about the inputs that were compared."""
-    assert CutNetwork(NoisyNetwork(Net(), (6,), place="input").eval()).shape == (8,)
-    assert CutNetwork(NoisyNetwork(Odd(), (6,), place="input").eval()).shape == (6,)
+    assert SplitNetwork(NoisyNetwork(Net(), (6,), place="input").eval()).shape == (8,)
+    assert SplitNetwork(NoisyNetwork(Odd(), (6,), place="input").eval()).shape == (6,)
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 def test_the_mode_of_the_caller_does_not_matter(mode):
-    model = NoisyNetwork(Net(), (6,)).eval()
+    model = NoisyNetwork(Net(), (6,), place="first-layer").eval()
     with mode():
         x = torch.full((2, 6), 0.5, requires_grad=mode is torch.enable_grad)
         assert certify(model, x, QUICK).input_path == TRACED
@@ -415,7 +415,7 @@ def test_the_mode_of_the_caller_does_not_matter(mode):
 
 
 def test_a_network_that_cannot_be_traced_is_compared_and_the_record_says_so():
-    model = NoisyNetwork(Odd(), (6,)).eval()
+    model = NoisyNetwork(Odd(), (6,), place="first-layer").eval()
     found = certify(model, torch.full((1, 6), 0.5), QUICK)
     assert found.input_path != TRACED
     assert "TypeError" in found.input_path

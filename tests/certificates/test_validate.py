@@ -22,7 +22,7 @@ def linear():
 
 def network(*rest):
     torch.manual_seed(0)
-    model = NoisyNetwork(nn.Sequential(nn.Linear(3, 6), *rest, nn.Linear(6, 2)), (3,))
+    model = NoisyNetwork(nn.Sequential(nn.Linear(3, 6), *rest, nn.Linear(6, 2)), (3,), place="first-layer")
     return model.eval()
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from securesgd.models import scale
+from securesgd.models import noise_layer as scale
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

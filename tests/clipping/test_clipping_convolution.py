@@ -38,7 +38,7 @@ def test_all_forms_agree_on_any_geometry(kernel, stride, dilation, padding, size
     g = torch.randn_like(layer(x))
     expected = slow_gradients(layer, x, g, copies)
     squares = expected.flatten(1).square().sum(dim=1)
-    geometry, padded = Geometry.of(layer, x)
+    geometry, padded = Geometry.from_layer(layer, x)
     kept = kept_gradients(padded, g, geometry, copies, chunk=2)
     torch.testing.assert_close(kept.gradients(), expected)
     torch.testing.assert_close(kept.squared_norms(), squares)
@@ -135,7 +135,7 @@ def test_products_over_several_images_give_the_sum_and_keep_odd_images_apart(dty
     g[7] -= g[7].mean(dim=(1, 2), keepdim=True)
     expected = slow_gradients(layer.double(), x.double(), g.double(), 1)
     x[11] = float("nan")
-    geometry, padded = Geometry.of(layer, x)
+    geometry, padded = Geometry.from_layer(layer, x)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(convolution, "CHUNK_NUMBERS", 2 * 9 * 32 * 64)
         found = convolution._joint_gradient(call_of(layer.to(dtype), x, g), geometry, padded, 4)
@@ -154,7 +154,7 @@ def test_an_image_whose_positions_cancel_does_not_enter_a_joint_product() -> Non
     layer, x, g = nn.Conv2d(16, 16, 1, bias=False), torch.zeros(8, 16, 1, 3), torch.ones(8, 16, 1, 3)
     x[..., 2] = 1
     x[2, :, :, 0], x[2, :, :, 1] = 1e9, -1e9
-    geometry, padded = Geometry.of(layer, x)
+    geometry, padded = Geometry.from_layer(layer, x)
     found = convolution._joint_gradient(call_of(layer, x, g), geometry, padded, 4)
     total = found.weighted_sum(torch.ones(8, dtype=torch.float64)).double()
     assert total.min() >= 7 * (1 - 1e-6)  # all others are there; its own gradient may be lost to cancellation

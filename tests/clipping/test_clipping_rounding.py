@@ -189,7 +189,10 @@ def test_a_gradient_made_again_is_no_longer_than_it_was_measured() -> None:
     squares = gradients.double().square().sum(dim=1)
     measured = squares * torch.tensor([1.0, 0.25, 0.01, 0.0])
     alone = [
-        forms.sum_again(lambda part: forms.Kept.of(gradients[part].clone()), measured, row, 2).double().norm().item()
+        forms.sum_again(lambda part: forms.Kept.from_gradients(gradients[part].clone()), measured, row, 2)
+        .double()
+        .norm()
+        .item()
         for row in torch.eye(4, dtype=torch.float64)
     ]
     assert alone[0] == pytest.approx(squares[0].sqrt().item(), rel=1e-5)

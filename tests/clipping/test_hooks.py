@@ -192,9 +192,9 @@ def test_a_custom_module_that_was_never_tried_is_run_on_each_example_alone(monke
     inputs, targets = torch.randn(5, 6, dtype=torch.float64), torch.randint(4, (5,))
     expected, _ = reference(model, inputs, targets, 0.5)
     engine = ClippingEngine(model, 0.5)
-    engine._separate = {"0", "1"}  # so that no check looks at the module
+    engine._separate_units = {"0", "1"}  # so that no check looks at the module
     monkeypatch.setattr(clipping, "is_due", lambda call: False)
-    with pytest.warns(UserWarning, match="could not be tried on made-up examples"):
+    with pytest.warns(UserWarning, match="could not be tried on synthetic examples"):
         result = engine.clipped_sum(inputs, targets, cross_entropy)
     assert distance(result.gradients, expected) <= 1e-10 * norm(expected)
 

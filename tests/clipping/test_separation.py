@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from securesgd.clipping import engine as clipping
-from securesgd.clipping import fast_path as bookkeeping
-from securesgd.clipping import separation
+from securesgd.clipping import fast_path, separation
 from securesgd.clipping.engine import ClippingEngine
 from securesgd.clipping.separation import is_due
 from securesgd.errors import InvalidInputError
@@ -39,7 +38,7 @@ def fixed_chance(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     def fix(seed: int) -> None:
         numbers = random.Random(seed)
-        for module in (separation, bookkeeping):
+        for module in (separation, fast_path):
             monkeypatch.setattr(module.secrets, "randbits", numbers.getrandbits)
         monkeypatch.setattr(separation.secrets, "randbelow", lambda n: 1)
 
@@ -109,7 +108,7 @@ def test_a_check_changes_no_result_and_leaves_no_trace(monkeypatch: pytest.Monke
         torch.manual_seed(7)
         engine = ClippingEngine(model, 1.0)
         engine._checked_call = -1 if not due else 0
-        engine._separate = {"first", "last"}
+        engine._separate_units = {"first", "last"}
         sums = [engine.clipped_sum(*batch(), cross_entropy).gradients for _ in range(3)]
         results.append(torch.cat([g.flatten() for step in sums for g in step.values()]))
         states.append((torch.get_rng_state(), model.calls))
@@ -188,7 +187,7 @@ class PrefixSums(nn.Module):
         return self.layer(x.cumsum(dim=0))
 
 
-def probe_of_the_first_example(self: bookkeeping.Bookkeeping, losses: Tensor, rows: Tensor) -> None:
+def probe_of_the_first_example(self: fast_path.FastPath, losses: Tensor, rows: Tensor) -> None:
     """The check as it was: has the loss of example 0 a gradient at other rows?"""
     self._foreign_rows = torch.arange(len(rows)) >= self.copies
     (gradient,) = torch.autograd.grad(losses[: self.copies].sum(), [rows], retain_graph=True)
@@ -220,7 +219,7 @@ def test_a_causal_mixer_tells_membership_through_train_unless_it_is_refused(
     assert not (tmp_path / "refused" / "model.safetensors").exists()
 
     monkeypatch.setattr(ClippingEngine, "_check_separation", lambda *_: None)
-    monkeypatch.setattr(bookkeeping.Bookkeeping, "check_separate", probe_of_the_first_example)
+    monkeypatch.setattr(fast_path.FastPath, "check_separate", probe_of_the_first_example)
     member, stranger = (
         flat(ClippingEngine(PrefixSums(), 1.0).clipped_sum(*data, cross_entropy).gradients.values())
         for data in (with_target, others)

@@ -153,7 +153,7 @@ def odd_weight(model):
 
 
 def model_of(kind, change=unchanged):
-    model = NoisyNetwork(kind(), (1, 1, WIDTH) if kind is Image else (WIDTH,)).eval()
+    model = NoisyNetwork(kind(), (1, 1, WIDTH) if kind is Image else (WIDTH,), place="first-layer").eval()
     model.set_noise(np.full(model.output_shape, 0.3))
     change(model)
     return model
@@ -248,7 +248,7 @@ def test_a_classifier_does_not_keep_the_sensitivity_of_another_dilation():
             h = self.first(x).flatten(1).sum(1, keepdim=True)
             return torch.cat([h, 9 - h], dim=1)
 
-    model = NoisyNetwork(Dilated(), (1, 3, 3)).eval()
+    model = NoisyNetwork(Dilated(), (1, 3, 3), place="first-layer").eval()
     classifier = CertifiedClassifier(model, QUICK)
     x = torch.full((1, 1, 3, 3), 0.9)
     before = classifier.certify(x).sensitivity.upper

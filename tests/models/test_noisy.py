@@ -147,18 +147,26 @@ def hooked():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: NoisyNetwork(Threshold(), (4,)), "uses its input besides the first layer"),
-        (lambda: NoisyNetwork(Detached(), (4,)), "uses its input besides the first layer"),
-        (lambda: NoisyNetwork(Twice(), (4,)), "called 2 times"),
-        (lambda: NoisyNetwork(hooked(), (4,)), "forward hooks"),
-        (lambda: NoisyNetwork(nn.utils.weight_norm(nn.Linear(4, 2)), (4,)), "forward hooks"),
-        (lambda: NoisyNetwork(Around(), (4,)), "uses its input besides the first layer"),
-        (lambda: NoisyNetwork(Normalised(), (4,)), "does not get the whole input as it is"),
-        (lambda: NoisyNetwork(nn.Sequential(nn.Tanh(), nn.Linear(4, 2)), (4,)), "first layer is Tanh"),
-        (lambda: NoisyNetwork(nn.LSTM(4, 2), (4,)), "first layer is LSTM"),
-        (lambda: NoisyNetwork(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), (1, 5, 5)), "padding"),
-        (lambda: NoisyNetwork(nn.Linear(4, 2), (5,)), r"does not take inputs of shape \[5\]"),
-        (lambda: NoisyNetwork(nn.Linear(5, 2), (3, 5)), "does not get the whole input"),
+        (lambda: NoisyNetwork(Threshold(), (4,), place="first-layer"), "uses its input besides the first layer"),
+        (lambda: NoisyNetwork(Detached(), (4,), place="first-layer"), "uses its input besides the first layer"),
+        (lambda: NoisyNetwork(Twice(), (4,), place="first-layer"), "called 2 times"),
+        (lambda: NoisyNetwork(hooked(), (4,), place="first-layer"), "forward hooks"),
+        (lambda: NoisyNetwork(nn.utils.weight_norm(nn.Linear(4, 2)), (4,), place="first-layer"), "forward hooks"),
+        (lambda: NoisyNetwork(Around(), (4,), place="first-layer"), "uses its input besides the first layer"),
+        (lambda: NoisyNetwork(Normalised(), (4,), place="first-layer"), "does not get the whole input as it is"),
+        (
+            lambda: NoisyNetwork(nn.Sequential(nn.Tanh(), nn.Linear(4, 2)), (4,), place="first-layer"),
+            "first layer is Tanh",
+        ),
+        (lambda: NoisyNetwork(nn.LSTM(4, 2), (4,), place="first-layer"), "first layer is LSTM"),
+        (
+            lambda: NoisyNetwork(
+                nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), (1, 5, 5), place="first-layer"
+            ),
+            "padding",
+        ),
+        (lambda: NoisyNetwork(nn.Linear(4, 2), (5,), place="first-layer"), r"does not take inputs of shape \[5\]"),
+        (lambda: NoisyNetwork(nn.Linear(5, 2), (3, 5), place="first-layer"), "does not get the whole input"),
         (lambda: NoisyNetwork(nn.Linear(5, 2), (5,), place="inptu"), "did you mean 'input'"),
         (lambda: small().set_noise(np.zeros(48)), "noise of every unit must be finite and > 0"),
     ],
@@ -170,15 +178,17 @@ def test_what_cannot_carry_a_certificate_is_refused(build, message):
 
 
 def test_flatten_before_linear_is_fine_and_the_papers_network_too():
-    model = NoisyNetwork(nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, 2)), (1, 8, 8))
+    model = NoisyNetwork(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, 2)), (1, 8, 8), place="first-layer"
+    )
     assert model.units == 7
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 2)
-    assert NoisyNetwork(network("mnist-cnn", (1, 28, 28), 10), (1, 28, 28)).units == 28 * 28 * 32
+    assert NoisyNetwork(network("mnist-cnn", (1, 28, 28), 10), (1, 28, 28), place="first-layer").units == 28 * 28 * 32
 
 
 def test_sensitivity_is_not_below_the_truth_by_single_precision():
     for std in np.random.default_rng(0).uniform(0.5, 1, 50):
-        model = NoisyNetwork(nn.Linear(1, 1), (1,))
+        model = NoisyNetwork(nn.Linear(1, 1), (1,), place="first-layer")
         model.set_noise(np.array([std]))
         exact = abs(float(model.noisy.layer.weight.detach().double())) / float(model.noisy.noise.std.double())
         assert model.sensitivity("l2").upper >= exact

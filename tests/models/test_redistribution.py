@@ -7,16 +7,9 @@ from scipy.stats import chi2
 from torch import nn
 
 from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.models.gradient_scores import SENSITIVITY, _clipped_scores, redistribution_from_gradients
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.models.redistribution import (
-    SENSITIVITY,
-    Redistribution,
-    _clipped_scores,
-    from_gradients,
-    prior,
-    random,
-    uniform,
-)
+from securesgd.models.redistribution import Redistribution, prior, random, uniform
 from securesgd.runtime.key_stream import KeyStream
 from securesgd.theory import validated
 
@@ -28,7 +21,7 @@ def stream(seed):
 def model(seed=0):
     torch.manual_seed(seed)
     layers = [nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 36, 4)]
-    return NoisyNetwork(nn.Sequential(*layers), (1, 6, 6))
+    return NoisyNetwork(nn.Sequential(*layers), (1, 6, 6), place="first-layer")
 
 
 def data(count=40):
@@ -66,7 +59,7 @@ def test_one_example_contributes_at_most_one(per, beta):
 
 def test_tiny_gradients_of_a_wide_layer_do_not_escape_the_norm():
     """In single precision the squares of these vanish from the norm but not from the vector: 35 times the bound."""
-    net = NoisyNetwork(nn.Sequential(nn.Linear(1, 20_000), nn.Linear(20_000, 2)), (1,))
+    net = NoisyNetwork(nn.Sequential(nn.Linear(1, 20_000), nn.Linear(20_000, 2)), (1,), place="first-layer")
     with torch.no_grad():
         net.network[1].weight.copy_(torch.tensor([[5e-12], [-5e-12]]).expand(2, 20_000))
         net.network[1].weight[:, 0] *= 2
@@ -112,13 +105,13 @@ def test_noise_of_a_private_release_has_the_stated_size(monkeypatch):
         sums.append(scores)
         return np.full(scores.size, 1 / scores.size)
 
-    monkeypatch.setattr("securesgd.models.redistribution.from_scores", recorded)
+    monkeypatch.setattr("securesgd.models.gradient_scores.from_scores", recorded)
     net, batches = model(), [data(600)]
     net.noisy.noise.generator = torch.Generator()
     for z, seeds in ((0.0, [0]), (3.0, range(60))):
         for seed in seeds:
             net.noisy.noise.generator.manual_seed(0)
-            from_gradients(net, batches, way="private", noise_multiplier=z, stream=stream(seed))
+            redistribution_from_gradients(net, batches, way="private", noise_multiplier=z, stream=stream(seed))
     noise = np.array(sums[1:]) - sums[0]
     statistic, n = (noise**2).sum() / 3.0**2, noise.size
     assert chi2.ppf(1e-7, n) < statistic < chi2.ppf(1 - 1e-7, n)
@@ -131,7 +124,7 @@ def test_directions_are_opposite():
     shares = {}
     for direction in ("vulnerable", "inverse"):
         net.noisy.noise.generator.manual_seed(0)
-        shares[direction] = from_gradients(
+        shares[direction] = redistribution_from_gradients(
             net, [data()], way="public", noise_multiplier=0, stream=stream(0), direction=direction
         ).per_unit
     assert np.corrcoef(shares["vulnerable"], shares["inverse"])[0, 1] < -0.5

@@ -21,7 +21,7 @@ MKLDNN = torch.backends.mkldnn
 )  # fmt: skip
 def test_a_lowered_switch_is_named(place, name):
     model = nn.Linear(4, 3)
-    noisy = NoisyNetwork(nn.Sequential(nn.Linear(4, 3)), (4,)).eval()
+    noisy = NoisyNetwork(nn.Sequential(nn.Linear(4, 3)), (4,), place="first-layer").eval()
     before = place.fp32_precision
     try:
         place.fp32_precision = "bf16"

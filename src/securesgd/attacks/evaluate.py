@@ -26,10 +26,10 @@ from securesgd.attacks.settings import AttackSettings
 from securesgd.certificates.certify import certify
 from securesgd.certificates.record import MAX_DRAWS, CertifySettings
 from securesgd.certificates.run_certificates import SENSITIVITIES
-from securesgd.certificates.weights import fingerprint, known_sensitivity
+from securesgd.certificates.sensitivity import fingerprint, known_sensitivity
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.validate import whole_number
+from securesgd.validate import validate_count
 
 PART = 100
 """Examples between two writes."""
@@ -47,8 +47,8 @@ class EvaluationSettings:
     """Of each certificate, and of the verdict that one is contradicted."""
 
     def __post_init__(self) -> None:
-        whole_number("draws", self.draws, 1, MAX_DRAWS)
-        whole_number("certify_draws", self.certify_draws, 0, MAX_DRAWS)
+        validate_count("draws", self.draws, 1, MAX_DRAWS)
+        validate_count("certify_draws", self.certify_draws, 0, MAX_DRAWS)
         if not 0 < self.failure_prob < 1:
             raise InvalidInputError(f"failure_prob is {self.failure_prob!r}; valid: between 0 and 1")
 

@@ -22,13 +22,13 @@ from securesgd.attacks.objective import Objective, evaluation_mode
 from securesgd.attacks.projected_gradient import Climb, Progress, projected_gradient
 from securesgd.attacks.settings import AttackSettings
 from securesgd.attacks.streams import stream
-from securesgd.certificates.recheck import smoothed_votes
+from securesgd.certificates.votes import smoothed_votes
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.runtime.storage import write_json
 from securesgd.theory.confidence import clopper_pearson_lower
 from securesgd.theory.majority import allowed_failures
-from securesgd.validate import Array, open_probability, whole_number
+from securesgd.validate import Array, open_probability_array, validate_count
 
 _ROUNDING = 6e-8  # of a pixel near 1 in single precision
 _HOPE = -0.2  # margin in mean probability, below which a point is not worth fresh draws
@@ -96,7 +96,7 @@ def search(
     Raises: InvalidInputError if the model has no noise, or shapes, radii or numbers do not fit.
     """
     _require_fit(model, inputs, steps, restarts, eot, proof_draws)
-    alpha = float(open_probability("failure_prob", failure_prob))
+    alpha = float(open_probability_array("failure_prob", failure_prob))
     radius = np.asarray(radii, dtype=np.float64)
     labels = torch.as_tensor(np.asarray(predicted), dtype=torch.long)
     if radius.shape != (len(inputs),) or labels.shape != (len(inputs),):
@@ -214,8 +214,8 @@ def _require_fit(model: nn.Module, inputs: Tensor, steps: int, restarts: int, eo
             f"inputs have shape {list(inputs.shape[1:])}, the model takes {list(model.input_shape)}"
         )
     for name, value, least in (("steps", steps, 1), ("restarts", restarts, 0), ("eot", eot, 1)):
-        whole_number(name, value, least)
-    whole_number("proof_draws", proof_draws, 1)
+        validate_count(name, value, least)
+    validate_count("proof_draws", proof_draws, 1)
 
 
 RULES = ("tight", "as-published")

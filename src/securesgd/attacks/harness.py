@@ -22,7 +22,7 @@ from securesgd.attacks.settings import AttackSettings
 from securesgd.attacks.streams import stream
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import vote_counts
-from securesgd.validate import whole_number
+from securesgd.validate import validate_count
 
 Certifier = Callable[[Tensor, NDArray[np.int64], str], dict[str, NDArray[Any]]]
 """(images, indices, "clean" or "attacked") to `prediction`, `tight` and `as-published` radii, an entry per image."""
@@ -121,7 +121,7 @@ def clipped(claimed: Tensor, inputs: Tensor, settings: AttackSettings) -> tuple[
 
 
 def _draws(model: nn.Module, draws: int) -> int:
-    return whole_number("draws", draws, 1) if isinstance(model, NoisyNetwork) else 1
+    return validate_count("draws", draws, 1) if isinstance(model, NoisyNetwork) else 1
 
 
 def _tried(clean: Tensor, labels: Tensor, settings: AttackSettings) -> Tensor:

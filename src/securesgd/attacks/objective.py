@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from securesgd.attacks.losses import LOSSES, smoothed_margin
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.models.split_network import CutNetwork
+from securesgd.models.split_network import SplitNetwork
 
 CONFIRMING = 100
 """Draws of the second look that decides whether a noisy image is wrong: ten looks of twenty draws are many chances."""
@@ -61,7 +61,7 @@ class Objective:
         if loss not in LOSSES:
             raise InvalidInputError(f"unknown loss {loss!r}: {nearest(loss, LOSSES)}")
         self.loss, self.generator, self.targeted, self.rows = LOSSES[loss], generator, targeted, rows
-        self.model = CutNetwork(model) if isinstance(model, NoisyNetwork) else model
+        self.model = SplitNetwork(model) if isinstance(model, NoisyNetwork) else model
         self.noisy = isinstance(model, NoisyNetwork) and draws > 0
         self.draws = draws if self.noisy else 1
         self.passes = 0
@@ -109,7 +109,7 @@ class Objective:
 
     def _logits(self, x: Tensor, draws: int, noise: Tensor | None) -> Tensor:
         """Return the logits of every draw, [draws, n, classes]."""
-        if not isinstance(self.model, CutNetwork):
+        if not isinstance(self.model, SplitNetwork):
             return self.model(x)[None]
         h = self.model.clean(x)
         if self.noisy:
@@ -119,7 +119,7 @@ class Objective:
     @torch.no_grad()
     def _noise(self, draws: int) -> Tensor:
         """Return what `draws` draws add to the first layer's output."""
-        assert isinstance(self.model, CutNetwork)
+        assert isinstance(self.model, SplitNetwork)
         shape = (draws, *self.model.noise_shape)
         return self.model.spread(torch.randn(shape, generator=self.generator, dtype=self.model.dtype))
 

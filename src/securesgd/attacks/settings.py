@@ -26,7 +26,7 @@ from typing import Any
 
 from securesgd.attacks.losses import LOSSES
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.validate import whole_number
+from securesgd.validate import validate_count
 
 ATTACK_NORMS = ("linf", "l2")
 PROTOCOLS = ("sound", "as-published")
@@ -120,7 +120,7 @@ class AttackSettings:
         if not (math.isfinite(self.momentum) and self.momentum >= 0):
             raise InvalidInputError(f"momentum must be finite and >= 0, got {self.momentum!r}")
         for name, (least, most) in _COUNTS.items():
-            whole_number(name, getattr(self, name), least, most)
+            validate_count(name, getattr(self, name), least, most)
 
     @property
     def identity(self) -> dict[str, Any]:

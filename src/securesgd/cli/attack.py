@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from securesgd.cli.app import app
-from securesgd.cli.options import numbers
+from securesgd.cli.app import app, parse_numbers
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError
 
@@ -66,7 +65,7 @@ def attack(
     from securesgd.run import load_run
     from securesgd.runtime.machine import keep_memory
 
-    budgets = numbers("budget", budget)
+    budgets = parse_numbers("budget", budget)
     if not budgets:
         raise InvalidInputError("--budget needs a number or numbers like 0.05,0.1")
     if examples < 0:
@@ -76,7 +75,8 @@ def attack(
     for name in _names(attack):  # refuse before anything is loaded
         attack_settings(name, budgets[0], protocol=protocol, **changes)
     keep_memory()
-    config, model = load_run(run)
+    loaded = load_run(run)
+    config, model = loaded.config, loaded.model
     changes["dataset"] = config.dataset
     asked = [attack_settings(name, b, protocol=protocol, **changes) for name in _names(attack) for b in budgets]
     data = load(config.dataset, holdout=config.holdout, seed=config.seed)

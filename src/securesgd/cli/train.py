@@ -11,10 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from securesgd.cli.app import app
-from securesgd.cli.options import settings_of
+from securesgd.cli.app import app, parse_settings
 from securesgd.cli.progress import progress_bar
-from securesgd.errors import InvalidInputError
 
 
 @app.command(
@@ -22,9 +20,15 @@ from securesgd.errors import InvalidInputError
 )
 def train(
     out: Annotated[Path, typer.Option(help="Run folder; must be new, or --resume.")],
-    dataset: Annotated[str, typer.Option(help="digits, mnist, fashion-mnist, cifar10, a .npz file or a folder.")] = "",
+    dataset: Annotated[
+        str,
+        typer.Option(help="digits, mnist, fashion-mnist, cifar10, a .npz file, a folder or package.module:function."),
+    ] = "",
     method: Annotated[
         str, typer.Option(help="sgd, dpsgd, adlm, secure-sgd, secure-sgd-agm, pixeldp or hgm-pixeldp.")
+    ] = "",
+    network: Annotated[
+        str, typer.Option(help="A built-in network or package.module:function; the preset's if not given.")
     ] = "",
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget for the training data.")] = None,
     delta: Annotated[float | None, typer.Option(help="Delta of the guarantee.")] = None,
@@ -32,39 +36,34 @@ def train(
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting, as key=value; may be repeated.", metavar="KEY=VALUE")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a network, private for its data and ready to be certified, into a run folder.
 
     Settings come from the preset of data set and method, then --config, then the options here. The run can be stopped
-    at any moment (Ctrl-C, kill, power cut) and continued with --resume; what was spent is in its ledger.
+    at any moment (Ctrl-C, kill, power cut) and resumed with --resume; what was spent is in its ledger.
     """
-    from securesgd.config import RunConfig, run_config
-    from securesgd.run import saved_config, train_run
+    from securesgd.config import resumed_config, run_config
+    from securesgd.run_training import train_run
     from securesgd.runtime.machine import keep_memory
 
     keep_memory()
+    options = {"network": network or None, "epsilon": epsilon, "delta": delta}
+    given = {name: value for name, value in options.items() if value is not None} | parse_settings(changes or [])
     if resume:
-        if dataset or method or config or changes or epsilon is not None or delta is not None:
-            raise InvalidInputError("--resume goes on with the run's own configuration; leave the other options out")
-        chosen: RunConfig = saved_config(out)
+        named = {"dataset": dataset, "method": method, "config": config and str(config)}
+        chosen = resumed_config(out, {name: value for name, value in named.items() if value} | given)
     else:
-        asked = {name: value for name, value in (("epsilon", epsilon), ("delta", delta)) if value is not None}
-        chosen = run_config(dataset, method, config, **asked | settings_of(changes or []))
+        chosen = run_config(dataset, method, config, **given)
     with training_progress(chosen.training.epsilon, chosen.training.steps) as on_step:
         run = train_run(chosen, out, resume=resume, on_step=on_step)
-    record = {
-        "folder": str(out),
-        "test_accuracy": run.test_accuracy,
-        "test_images": len(run.data.test_targets),
-        "statement": run.statement.json(),
-    }
     if as_json:
-        print(json.dumps(record, indent=2))
+        record = {"folder": str(out), "test_accuracy": run.test_accuracy, "test_images": run.test_images}
+        print(json.dumps(record | {"statement": run.privacy.json()}, indent=2))
         return
-    print(run.statement.in_words)
-    print(f"accuracy {run.test_accuracy:.4f} on {len(run.data.test_targets)} test images; everything is in {out}")
+    print(run.privacy)
+    print(f"accuracy {run.test_accuracy:.4f} on {run.test_images} test images; everything is in {out}")
 
 
 @contextmanager
@@ -74,9 +73,9 @@ def training_progress(target: float | None, steps: int) -> Iterator[Any]:
     with progress_bar(*columns, total=steps) as (progress, task):
         held_out = ""
 
-        def on_step(report: Any, score: float | None) -> None:
+        def on_step(report: Any) -> None:
             nonlocal held_out
-            held_out = held_out if score is None else f"  held-out {score:.3f}"
+            held_out = held_out if report.held_out is None else f"  held-out {report.held_out:.3f}"
             spent = f"  epsilon {report.epsilon:.3f}" if math.isfinite(report.epsilon) else "  not private"
             budget = f" of {target:g}" if target is not None else ""
             progress.update(task, completed=report.step, description=f"loss {report.loss:.3f}{spent}{budget}{held_out}")

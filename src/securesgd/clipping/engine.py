@@ -1,7 +1,7 @@
 """The sum over a batch of per-example gradients, each clipped to an l2 norm over all parameters together.
 
-This is lines 4-16 of Algorithm 1 without the noise. The fast path (`bookkeeping`) costs little more than an ordinary
-step; where it cannot prove that it sees the whole gradient, the engine runs the examples one by one (`one_by_one`).
+This is lines 4-16 of Algorithm 1 without the noise. The fast path (`fast_path`) costs little more than an ordinary
+step; where it cannot prove that it sees the whole gradient, the engine runs one example at a time (`slow_path`).
 
 What is bounded is the sum that comes out, rounding included. In two batches that differ in one example, replaced by a
 *null record* that contributes nothing, the rows of all other examples hold the same bits, since no kernel's shape
@@ -10,40 +10,40 @@ changes; so do their gradients, norms and clip factors. Only sums over examples 
 1. The clip factor min(1, C / norm) is computed in float64 and rounded down. The norm is that of the stored numbers that
    are added up, up to a relative error of 4e-6 in float32; a gradient that is made again for the sum is scaled down if
    it turns out longer than it was measured.
-2. Stored gradients are added in groups of at most 160, groups in float64: `gradients.forms.rounding_slack`.
-3. An example with a loss or gradient that is not finite contributes nothing, like the null record: no error tells
-   that it was there.
+2. Stored gradients are added in groups of at most 160, groups in float64: `rules.forms.rounding_slack`.
+3. An example with a loss or gradient that is not finite contributes nothing, like the null record, and raises no error:
+   an error would reveal that the example was there.
 """
 
-__all__ = ["ClippedSum", "ClippingEngine"]
+__all__ = ["ClippedSum", "ClippingEngine", "Loss", "per_example"]
 
 import copy
 import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from securesgd.clipping.fast_path import Bookkeeping
-from securesgd.clipping.hooks import require_no_hooks, units_of
-from securesgd.clipping.rules.forms import MOST_EXAMPLES, Scratch, Unfit, rounding_slack
+from securesgd.clipping.fast_path import FastPath
+from securesgd.clipping.hooks import require_no_hooks, trainable_units
+from securesgd.clipping.passes import Passes, replica
+from securesgd.clipping.rules.forms import MOST_EXAMPLES, FastPathError, Scratch, rounding_slack
 from securesgd.clipping.rules.generic import generic_gradients
-from securesgd.clipping.separation import Evidence, Passes, check_separation, is_due, made_up_examples, replica
-from securesgd.clipping.slow_path import one_by_one
+from securesgd.clipping.separation import Evidence, check_separation, is_due, synthetic_examples
+from securesgd.clipping.slow_path import Loss, clip_slow
 from securesgd.clipping.validate_model import check_model
 from securesgd.errors import InvalidInputError
 from securesgd.runtime.machine import require_full_precision
 from securesgd.runtime.random_state import BufferState, RandomState
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-Parameters = dict[str, nn.Parameter]
 SMALLEST_NORM = 1e-10
 LARGEST_NORM = 1e30  # so that no sum of clipped gradients overflows
 Sums = tuple[dict[str, Tensor], Tensor, Tensor]
+"""Clipped sums by parameter, squared norms and losses by example."""
 T = TypeVar("T")
 
 
@@ -66,6 +66,24 @@ class ClippedSum:
     skipped: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Examples on the model's device, with all that their gradients depend on besides the model."""
+
+    parameters: dict[str, nn.Parameter]
+    inputs: Tensor
+    targets: Tensor
+    loss: Loss
+    copies: int
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def take(self, examples: slice) -> "_Batch":
+        """Return the batch of some of the examples."""
+        return replace(self, inputs=self.inputs[examples], targets=self.targets[examples])
+
+
 class ClippingEngine:
     """Computes clipped gradient sums of one model.
 
@@ -73,21 +91,21 @@ class ClippingEngine:
         `ClippedSum.gradients` by at most `sensitivity` in l2 norm over all parameters together: `max_grad_norm` and
         0.32 % of it for rounding in float32, 0.002 % in float64. That is for the numbers returned, whatever model,
         batch and example, and in whatever order kernels add. An example whose loss or gradient is not finite is such
-        a null record, and nothing but `skipped`, `norms` and `losses` tells.
+        a null record, which only `skipped`, `norms` and `losses` show.
 
     Assumes: every kernel computes a row of the batch from that row alone, with the same bits whatever the other rows
         hold, and products of matrices are sums of products in IEEE arithmetic (numbers below 2^-126 may be flushed to
         zero). The random numbers of dropout and noise layers are secret and drawn for the null record too: leaving a
         row out instead shifts the draws of all that follow, which changes the sum by up to 2C for each of them. The
         forward pass raises no error that depends on the data, and no example moves the loss or gradient of another, now
-        or in a later step. Layers known to do so are refused; others are looked for (`check_separation`) in the first
-        call, in calls 8 and 64, when a layer is first used, and in one call of 1024 by chance. What is left is a model
+        or in a later step. Layers known to do so are refused; others are searched for (`check_separation`) in the first
+        call, in calls 8 and 64, when a layer is first used, and in one call of 1024 by chance. What remains is a model
         that mixes examples only now and then, or by less than 1e-5 of their losses and gradients.
 
     The model is used as it is: its parameters, their `.grad`, its mode and its hooks are left as they were. Dropout
-    and noise layers keep working; `random_state` says which generators are wound back when a pass is repeated. Buffers
+    and noise layers keep working; `random_state` says which generators are restored when a pass is repeated. Buffers
     (a counter, the vectors of a spectral norm) move by one pass per call, however many passes the call takes, so that
-    they do not tell the size of the batch.
+    they do not reveal the size of the batch.
 
     Raises:
         InvalidInputError: the model has a layer that mixes examples, or `max_grad_norm` is not from 1e-10 to 1e30.
@@ -103,11 +121,11 @@ class ClippingEngine:
         self.model = model
         self.max_grad_norm = float(max_grad_norm)
         self.slow_reason: str | None = None
-        """Why the examples are run one by one, or None while the fast path is in use."""
-        self._separate: set[str] = set()  # units whose rows were seen to belong to the examples
+        """Why the slow path is in use, or None while the fast path is."""
+        self._separate_units: set[str] = set()  # whose rows were seen to belong to the examples
         self._calls = 0
         self._checked_call = 0  # the last call in which the examples were seen to be separate
-        self._tried = False  # the fast path was seen to be right, on made-up examples
+        self._fast_path_verified = False  # against a backward pass, on synthetic examples
         self._channels_last = True
         self._scratch: defaultdict[str, Scratch] = defaultdict(Scratch)
 
@@ -142,19 +160,20 @@ class ClippingEngine:
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         example = next(iter(parameters.values()))
         inputs, targets = inputs.detach().to(example.device), targets.detach().to(example.device)
+        batch = _Batch(parameters, inputs, targets, per_example(loss), copies)
         total: dict[str, Tensor] = {}
         squares = [torch.zeros(0, dtype=torch.float64, device=example.device)]
         losses = [torch.zeros(0, dtype=example.dtype, device=example.device)]
-        step = micro_batch or max(1, len(inputs))
-        self._calls += 1 if len(inputs) else 0
-        if len(inputs) and is_due(self._calls):
-            some = slice(0, max(2, step))  # with fewer than two there is nothing to tell apart
-            self._check_separation(parameters, inputs[some], targets[some], loss, copies)
-        buffers = BufferState.of(self.model)
-        for start in range(0, len(inputs), step):
-            piece = slice(start, start + step)
+        step = micro_batch or max(1, len(batch))
+        self._calls += 1 if len(batch) else 0
+        if len(batch) and is_due(self._calls):
+            self._check_separation(
+                batch.take(slice(0, max(2, step)))
+            )  # with fewer than two there is nothing to compare
+        buffers = BufferState.capture(self.model)
+        for start in range(0, len(batch), step):
             buffers.restore()
-            sums, square, value = self._piece(parameters, inputs[piece], targets[piece], loss, copies)
+            sums, square, value = self._clip(batch.take(slice(start, start + step)))
             for name, gradient in sums.items():
                 total[name] = total[name].double().add_(gradient) if name in total else gradient
             squares.append(square)
@@ -183,62 +202,54 @@ class ClippingEngine:
         factors = (self.max_grad_norm / squares.sqrt()).clamp(max=1.0)
         return torch.where(squares.isfinite() & losses.isfinite(), factors, 0.0)
 
-    def _check_separation(
-        self, parameters: Parameters, inputs: Tensor, targets: Tensor, loss: Loss, copies: int
-    ) -> None:
+    def _check_separation(self, batch: _Batch) -> None:
         """Return if the examples are separate; if only the slow path is sound, take it from now on.
 
         Raises:
             InvalidInputError: an example depends on others.
         """
-        if len(inputs) == 1:  # so that a model that remembers examples is seen before the first batch of two
-            inputs = torch.cat([inputs, torch.zeros_like(inputs)])
-            targets = torch.cat([targets, targets])
+        if len(batch) == 1:  # so that a model that remembers examples is seen before the first batch of two
+            inputs, targets = batch.inputs, batch.targets
+            batch = replace(
+                batch,
+                inputs=torch.cat([inputs, torch.zeros_like(inputs)]),
+                targets=torch.cat([targets, targets]),
+            )
         thorough, self._checked_call = self._checked_call == 0, self._calls
 
-        def check(inputs: Tensor, targets: Tensor, made_up: bool) -> Evidence | None:
-            rows, wanted = self._rows(inputs, targets, copies)
-            before = RandomState.of(self.model, beyond_torch=True)
-            passes = Passes(self.model, parameters, rows, wanted, _per_row(loss), copies, before)
-            return check_separation(passes, thorough=thorough, made_up=made_up)
+        def check(batch: _Batch, synthetic: bool) -> Evidence | None:
+            rows, targets = self._rows(batch)
+            before = RandomState.capture(self.model, numpy_and_python=True)
+            passes = Passes(self.model, batch.parameters, rows, targets, batch.loss, batch.copies, before)
+            return check_separation(passes, thorough=thorough, synthetic=synthetic)
 
         try:
-            self._with_images_as_needed(lambda: check(inputs, targets, False))
-            inputs, targets = made_up_examples(inputs, targets)
+            self._retry_with_contiguous_images(lambda: check(batch, False))
+            inputs, targets = synthetic_examples(batch.inputs, batch.targets)
+            synthetic = replace(batch, inputs=inputs, targets=targets)
             try:
-                evidence = self._with_images_as_needed(lambda: check(inputs, targets, True))
+                evidence = self._retry_with_contiguous_images(lambda: check(synthetic, True))
             except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 if isinstance(error, InvalidInputError):
                     raise
-                return  # the model does not take what was made up
-            self._with_images_as_needed(
-                lambda: self._check_fast_path(parameters, inputs, targets, loss, copies, evidence)
-            )
-        except Unfit as reason:
+                return  # the model does not accept synthetic examples
+            if self.slow_reason is None and evidence is not None:
+                self._retry_with_contiguous_images(lambda: self._verify_fast_path(synthetic, evidence))
+        except FastPathError as reason:
             self._take_slow_path(reason)
 
-    def _check_fast_path(
-        self,
-        parameters: Parameters,
-        inputs: Tensor,
-        targets: Tensor,
-        loss: Loss,
-        copies: int,
-        evidence: Evidence | None,
-    ) -> None:
+    def _verify_fast_path(self, batch: _Batch, evidence: Evidence) -> None:
         """Return if the fast path gives for these examples what an ordinary backward pass gave. Leaves no trace."""
-        if self.slow_reason is not None or evidence is None:
-            return
-        twin, before = copy.copy(self), RandomState.of(self.model, beyond_torch=True)
-        twin.model, twin._separate = replica(self.model), set()
+        twin, before = copy.copy(self), RandomState.capture(self.model, numpy_and_python=True)
+        twin.model, twin._separate_units = replica(self.model), set()
         try:
             with torch.enable_grad():
-                twin._fast(parameters, inputs, targets, loss, copies, evidence)
+                twin._clip_fast(batch, evidence)
         finally:
             before.restore()
-        self._tried = True
+        self._fast_path_verified = True
 
-    def _with_images_as_needed(self, action: Callable[[], T]) -> T:
+    def _retry_with_contiguous_images(self, action: Callable[[], T]) -> T:
         """Return what `action` returns; once more with contiguous images if the model calls .view on one."""
         while True:
             try:
@@ -247,7 +258,7 @@ class ClippingEngine:
                 if not self._needs_contiguous_images(error):
                     raise
 
-    def _take_slow_path(self, reason: Unfit) -> None:
+    def _take_slow_path(self, reason: FastPathError) -> None:
         if self.slow_reason is None:
             self.slow_reason = str(reason)
             warnings.warn(f"clipping runs the examples one by one: {reason}", stacklevel=5)
@@ -258,23 +269,25 @@ class ClippingEngine:
         self._channels_last = was and not fits
         return was and fits
 
-    def _rows(self, inputs: Tensor, targets: Tensor, copies: int) -> tuple[Tensor, Tensor]:
+    def _rows(self, batch: _Batch) -> tuple[Tensor, Tensor]:
         """Return inputs and targets with every example `copies` times in a row, in the layout that runs fastest."""
-        rows = inputs.repeat_interleave(copies, dim=0) if copies > 1 else inputs
-        wanted = targets.repeat_interleave(copies, dim=0) if copies > 1 else targets
-        if self._channels_last and rows.dim() == 4 and any(type(u.module) is nn.Conv2d for u in units_of(self.model)):
+        rows, targets = batch.inputs, batch.targets
+        if batch.copies > 1:
+            rows, targets = (t.repeat_interleave(batch.copies, dim=0) for t in (rows, targets))
+        is_image = self._channels_last and rows.dim() == 4
+        if is_image and any(type(unit.module) is nn.Conv2d for unit in trainable_units(self.model)):
             rows = torch.empty_like(rows, memory_format=torch.channels_last).copy_(rows)
-        return rows, wanted
+        return rows, targets
 
-    def _piece(self, parameters: Parameters, inputs: Tensor, targets: Tensor, loss: Loss, copies: int) -> Sums:
-        """Return (clipped sum, squared norms, losses) of one micro-batch."""
+    def _clip(self, batch: _Batch) -> Sums:
+        """Return the sums of one micro-batch by the fast path or, where that is not possible, by the slow one."""
         with torch.enable_grad():
-            buffers = BufferState.of(self.model)
-            while self.slow_reason is None and len(inputs) > 1:
-                before = RandomState.of(self.model, beyond_torch=self._checked_call == self._calls)
+            buffers = BufferState.capture(self.model)
+            while self.slow_reason is None and len(batch) > 1:
+                before = RandomState.capture(self.model, numpy_and_python=self._checked_call == self._calls)
                 try:
-                    return self._fast(parameters, inputs, targets, loss, copies)
-                except Unfit as reason:
+                    return self._clip_fast(batch)
+                except FastPathError as reason:
                     self._take_slow_path(reason)
                 except RuntimeError as error:
                     if not self._needs_contiguous_images(error):
@@ -287,57 +300,49 @@ class ClippingEngine:
                 outputs: Tensor = self.model(x)
                 return outputs
 
-            return one_by_one(model, parameters, inputs, targets, _per_row(loss), copies, self._clip_factors)
+            return clip_slow(
+                model, batch.parameters, batch.inputs, batch.targets, batch.loss, batch.copies, self._clip_factors
+            )
 
-    def _fast(
-        self,
-        parameters: Parameters,
-        inputs: Tensor,
-        targets: Tensor,
-        loss: Loss,
-        copies: int,
-        evidence: Evidence | None = None,
-    ) -> Sums:
-        """Return the same as `_piece` from one forward and one backward pass, or raise `Unfit`."""
-        units = units_of(self.model)
+    def _clip_fast(self, batch: _Batch, evidence: Evidence | None = None) -> Sums:
+        """Return the sums from one forward and one backward pass; compare them with `evidence`, if given.
+
+        Raises:
+            FastPathError: the result cannot be proven, or is not that of the evidence.
+        """
+        units = trainable_units(self.model)
         require_no_hooks(units)
-        rows, wanted = self._rows(inputs, targets, copies)
-        if not self._separate and rows.is_floating_point():
+        rows, targets = self._rows(batch)
+        if not self._separate_units and rows.is_floating_point():
             rows = rows.detach().requires_grad_()  # so that the first pass sees examples mixed before any layer
-        trainable = {id(p): name for name, p in parameters.items()}
-        book = Bookkeeping(units, trainable, len(inputs), copies, self._scratch, made_up=evidence is not None)
+        trainable = {id(p): name for name, p in batch.parameters.items()}
+        path = FastPath(units, trainable, len(batch), batch.copies, self._scratch, synthetic=evidence is not None)
         try:
-            return self._booked(book, parameters, rows, wanted, loss, evidence)
+            return self._clip_with_hooks(path, batch, rows, targets, evidence)
         finally:
-            book.release()
+            path.release()
 
-    def _booked(
-        self,
-        book: Bookkeeping,
-        parameters: Parameters,
-        rows: Tensor,
-        wanted: Tensor,
-        loss: Loss,
-        evidence: Evidence | None,
+    def _clip_with_hooks(
+        self, path: FastPath, batch: _Batch, rows: Tensor, targets: Tensor, evidence: Evidence | None
     ) -> Sums:
-        """Return the same as `_fast`, with the records in `book`."""
-        copies = book.copies
-        values = book.forward(self.model, rows, lambda outputs: _per_row(loss)(outputs, wanted))
-        losses = values.detach().view(-1, copies).mean(dim=1)
-        names = {call.unit.name for call in book.used}
-        if not names <= self._separate:
-            book.check_separate(values, rows)
+        """Return the result of `_clip_fast` from the calls that the hooks of `path` record."""
+        values = path.forward(self.model, rows, lambda outputs: batch.loss(outputs, targets))
+        losses = values.detach().view(-1, batch.copies).mean(dim=1)
+        names = {call.unit.name for call in path.used}
+        if not names <= self._separate_units:
+            path.check_separate(values, rows)
             if self._checked_call != self._calls:  # a layer that was not used before
-                self._check_separation(parameters, rows[::copies].detach(), wanted[::copies], loss, copies)
+                self._check_separation(batch)
                 if self.slow_reason is not None:
-                    raise Unfit(self.slow_reason)
-            self._separate |= names
-        if evidence is None and not self._tried and any(call.unit.rule is generic_gradients for call in book.used):
-            raise Unfit("a layer without a rule of its own could not be tried on made-up examples")
-        squares = book.squared_norms(values, rows)
+                    raise FastPathError(self.slow_reason)
+            self._separate_units |= names
+        generic = any(call.unit.rule is generic_gradients for call in path.used)
+        if evidence is None and generic and not self._fast_path_verified:
+            raise FastPathError("a layer without a rule of its own could not be tried on synthetic examples")
+        squares = path.squared_norms(values, rows)
         if evidence is not None:
-            book.check_sums(evidence.weights, evidence.gradients, squares)
-        return book.weighted_sums(self._clip_factors(squares, losses)), squares, losses
+            path.check_sums(evidence.weights, evidence.gradients, squares)
+        return path.weighted_sums(self._clip_factors(squares, losses)), squares, losses
 
 
 def _like(parameter: nn.Parameter, gradient: Tensor | None) -> Tensor:
@@ -349,16 +354,19 @@ def _like(parameter: nn.Parameter, gradient: Tensor | None) -> Tensor:
     return torch.empty_like(parameter, requires_grad=False, dtype=torch.float64).copy_(gradient)
 
 
-def _per_row(loss: Loss) -> Loss:
-    """Return `loss` with a check that it gives one value per row."""
+def per_example(loss: Loss) -> Loss:
+    """Return `loss` with a check that it returns one value per row.
 
-    def checked(outputs: Tensor, targets: Tensor) -> Tensor:
+    Raises: InvalidInputError, when called, if it does not.
+    """
+
+    def loss_per_row(outputs: Tensor, targets: Tensor) -> Tensor:
         values = loss(outputs, targets)
-        if values.shape != targets.shape[:1]:
+        if not isinstance(values, Tensor) or values.shape != targets.shape[:1]:
+            what = f"shape {list(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
             raise InvalidInputError(
-                f"loss returned shape {list(values.shape)} for {len(targets)} rows: "
-                "it must return one loss per row (reduction='none')"
+                f"loss returned {what} for {len(targets)} rows: it must return one loss per row (reduction='none')"
             )
         return values
 
-    return checked
+    return loss_per_row

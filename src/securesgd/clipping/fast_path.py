@@ -1,11 +1,11 @@
 """One forward and one backward pass that yield the clipped sum of a batch: the fast path of the clipping engine.
 
 The backward pass stops at the outputs of the layers: weight gradients are not part of it. As the gradient of each
-output arrives, its layer's rule measures the per-example norms. With the clip factors known, each parameter's
-weighted sum follows from what its rule kept, or from gradients made again a few at a time.
+output arrives (`hooks`), the rule of its layer measures the per-example norms. Once the clip factors are known, each
+parameter's weighted sum is computed from what its rule kept, or from gradients computed again a few at a time.
 """
 
-__all__ = ["Bookkeeping"]
+__all__ = ["FastPath"]
 
 import secrets
 from collections import Counter, defaultdict
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from securesgd.clipping.hooks import Call, Recorder, Unit, parameter_uses
-from securesgd.clipping.rules.forms import ExampleGradient, Kept, LayerCall, Scratch, Unfit
+from securesgd.clipping.hooks import Call, LayerHooks, Unit, parameter_uses
+from securesgd.clipping.rules.forms import ExampleGradient, FastPathError, Kept, LayerCall, Scratch
 from securesgd.errors import InvalidInputError
 
 
 @dataclass(slots=True)
-class Bookkeeping:
+class FastPath:
     """The pass over one micro-batch. `examples` · `copies` rows go through the model at once."""
 
     units: list[Unit]
@@ -30,38 +30,38 @@ class Bookkeeping:
     examples: int
     copies: int
     scratch: defaultdict[str, Scratch]  # by unit; outlives the pass
-    made_up: bool = False  # the rows are no data
+    synthetic: bool = False  # the rows are not data
     used: list[Call] = field(default_factory=list)
-    _recorder: Recorder | None = None
+    _hooks: LayerHooks | None = None
     _uses: Counter[str] = field(default_factory=Counter)
     _received: int = 0
     _mixed: str | None = None
     _foreign_rows: Tensor | None = None  # while probing: the rows that must have no gradient
-    _found: list[tuple[str, ExampleGradient]] = field(default_factory=list)
+    _gradients: list[tuple[str, ExampleGradient]] = field(default_factory=list)
     _shared: dict[str, Tensor] = field(default_factory=dict)
 
     def forward(self, model: nn.Module, rows: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the losses of all rows, with the calls of all units recorded.
+        """Return the losses of all rows; hooks record the calls of all units.
 
         Raises:
-            Unfit: the recorded calls do not hold the whole gradient.
+            FastPathError: the recorded calls do not hold the whole gradient.
         """
-        self._recorder = Recorder(self.units, len(rows), self._receive)
-        with self._recorder:
+        self._hooks = LayerHooks(self.units, len(rows), self._receive)
+        with self._hooks:
             losses = loss(model(rows))
         if losses.requires_grad:
-            self.used = parameter_uses(losses, self._recorder.calls, self.trainable)
+            self.used = parameter_uses(losses, self._hooks.calls, self.trainable)
         self._uses = Counter(name for call in self.used for name in call.unit.parameters.values())
         return losses
 
     def check_separate(self, losses: Tensor, rows: Tensor) -> None:
         """Return if no loss in a random half of the examples has a gradient at the other half's rows, and the reverse.
 
-        These are two more backward passes; the engine asks for them once per unit, not once per step.
+        These are two more backward passes; the engine needs them once per unit, not once per step.
 
         Raises:
             InvalidInputError: a loss depends on another example's input.
-            Unfit: a layer's rows do not belong to the examples in order.
+            FastPathError: a layer's rows do not belong to the examples in order.
         """
         if not self.used:
             return
@@ -80,7 +80,7 @@ class Bookkeeping:
                     "influence of one example; use layers and a loss that treat examples one by one"
                 )
             if self._mixed is not None:
-                raise Unfit(f"rows of module {self._mixed!r} do not belong to the examples in order")
+                raise FastPathError(f"rows of module {self._mixed!r} do not belong to the examples in order")
 
     @torch.no_grad()
     def check_sums(self, weights: Tensor, expected: dict[str, Tensor], squares: Tensor) -> None:
@@ -90,11 +90,11 @@ class Bookkeeping:
         changed them, a layer's forward was replaced), do not add up to it.
 
         Raises:
-            Unfit: it is not.
+            FastPathError: it is not.
         """
         scale = float((weights.to(squares) * squares.sqrt()).sum())
         sums: dict[str, Tensor] = {}
-        for name, gradient in self._found:
+        for name, gradient in self._gradients:
             part = gradient.weighted_sum(weights)
             sums[name] = sums[name] + part if name in sums else part
         for name in sums.keys() | expected.keys():
@@ -102,7 +102,9 @@ class Bookkeeping:
             gap = (a if b is None else b if a is None else a - b).norm().item()  # type: ignore[union-attr]
             tolerance = 1e-9 if next(iter(expected.values())).dtype == torch.float64 else 1e-4
             if not gap <= tolerance * scale:
-                raise Unfit(f"the gradient of {name!r} is not that of an ordinary backward pass (off by {gap:.3g})")
+                raise FastPathError(
+                    f"the gradient of {name!r} is not that of an ordinary backward pass (off by {gap:.3g})"
+                )
 
     def squared_norms(self, losses: Tensor, rows: Tensor) -> Tensor:
         """Return the squared gradient norm of each example, in float64, after the backward pass."""
@@ -112,39 +114,39 @@ class Bookkeeping:
         average = torch.full_like(losses, 1 / self.copies)
         torch.autograd.grad(losses, self._sources(rows), average, allow_unused=True)
         if self._received != len(self.used):
-            raise Unfit("the backward pass did not reach every layer")
-        self._found += [(name, Kept.of(gradients)) for name, gradients in self._shared.items()]
+            raise FastPathError("the backward pass did not reach every layer")
+        self._gradients += [(name, Kept.from_gradients(gradients)) for name, gradients in self._shared.items()]
         self._shared.clear()
-        for _, gradient in self._found:
+        for _, gradient in self._gradients:
             squares += gradient.squared_norms()
         return squares
 
     @torch.no_grad()
     def weighted_sums(self, factors: Tensor) -> dict[str, Tensor]:
-        """Return sum_i factors[i] · gradient_i of every parameter the losses depend on, and forget the records.
+        """Return sum_i factors[i] · gradient_i of every parameter the losses depend on, and drop the records.
 
         `factors` are float64; an example of factor 0 adds nothing, even if its gradient is not finite.
         """
         sums = {}
-        while self._found:
-            name, gradient = self._found.pop()
+        while self._gradients:
+            name, gradient = self._gradients.pop()
             sums[name] = gradient.weighted_sum(factors)
         return sums
 
     def release(self) -> None:
-        """Let go of the graph and of everything recorded."""
-        if self._recorder is not None:
-            self._recorder.release()
-        self._recorder = None
+        """Free the graph and everything recorded."""
+        if self._hooks is not None:
+            self._hooks.release()
+        self._hooks = None
         self.used.clear()
-        self._found.clear()
+        self._gradients.clear()
 
     def _sources(self, rows: Tensor) -> list[GradientEdge]:
         """Return where the backward pass ends: at the rows if they have a gradient, and at the first layers."""
         sources = [get_gradient_edge(rows)] if rows.requires_grad else []
         sources += [call.edge for call in self.used if call.first]
         if not sources:
-            raise Unfit("the input of every layer depends on a tensor that is no parameter but has a gradient")
+            raise FastPathError("the input of every layer depends on a tensor that is no parameter but has a gradient")
         return sources
 
     def _receive(self, call: Call, output_gradient: Tensor) -> None:
@@ -158,9 +160,9 @@ class Bookkeeping:
         self._received += 1
         names = call.unit.parameters
         keep = frozenset(own for own, name in names.items() if self._uses[name] > 1)
-        seen = LayerCall(
+        layer_call = LayerCall(
             module=call.unit.module,
-            inputs=tuple(x.detach() for x in call.checked_inputs()),
+            inputs=tuple(x.detach() for x in call.unchanged_inputs()),
             output=call.output,
             output_gradient=output_gradient,
             examples=self.examples,
@@ -168,15 +170,15 @@ class Bookkeeping:
             wanted=frozenset(names),
             keep=keep,
             scratch=self.scratch[call.unit.name],
-            made_up=self.made_up,
+            synthetic=self.synthetic,
         )
         try:
-            gradients = call.unit.rule(seen)
-        except Unfit as error:
-            raise Unfit(f"module {call.unit.name!r}: {error}") from error
+            gradients = call.unit.rule(layer_call)
+        except FastPathError as error:
+            raise FastPathError(f"module {call.unit.name!r}: {error}") from error
         for own, gradient in gradients.items():
             if own not in keep:
-                self._found.append((names[own], gradient))
+                self._gradients.append((names[own], gradient))
                 continue
             assert isinstance(gradient, Kept)
             before = self._shared.get(names[own])
@@ -186,5 +188,5 @@ class Bookkeeping:
 
 
 def _any(values: Tensor) -> bool:
-    """Return whether any value is not zero; NaN is 0 · inf here and will be met again as a gradient norm."""
+    """Return whether any value is not zero; NaN is 0 · inf here and appears again as a gradient norm."""
     return bool(values.nan_to_num(nan=0.0).any())

@@ -1,14 +1,14 @@
-"""A forward pass that remembers what each layer saw, and a proof that these records hold the whole gradient.
+"""Hooks that record the inputs and output gradients of each layer, and a proof that these hold the whole gradient.
 
 A *unit* is a module that owns trainable parameters itself; a unit of a type without a fast rule includes everything
 below it. Hooks record every call of a unit: its input now, the gradient of its output during the backward pass.
 `parameter_uses` then walks autograd's own graph and checks that every path from the losses to a trainable parameter
-enters through the output of a recorded call of the unit that owns it. Whatever a model does besides (parameters used
-by a foreign module, outputs bypassed by in-place changes, calls without gradient) fails that check. So do hooks of the
-user's own on a unit, its output or its parameters: they change what a layer computes, or its gradient.
+enters through the output of a recorded call of the unit that owns it. Everything else that a model may do (parameters
+used by a foreign module, outputs bypassed by in-place changes, calls without gradient) fails that check. So do the
+user's own hooks on a unit, its output or its parameters: they change what a layer computes, or its gradient.
 """
 
-__all__ = ["Call", "Recorder", "Unit", "parameter_uses", "require_no_hooks", "units_of"]
+__all__ = ["Call", "LayerHooks", "Unit", "parameter_uses", "require_no_hooks", "trainable_units"]
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.nn.modules import module as torch_module
 
-from securesgd.clipping.rules.forms import Unfit
+from securesgd.clipping.rules.forms import FastPathError
 from securesgd.clipping.rules.generic import generic_gradients
 from securesgd.clipping.rules.input_gradient import with_fast_input_gradient
 from securesgd.clipping.rules.table import Rule, rule_for
@@ -48,19 +48,19 @@ class Call:
     output: Tensor | None
     edge: GradientEdge
     first: bool  # nothing before it needs a gradient
-    output_hooks: dict[int, Any]  # of the output tensor; the recorder's own is one
+    output_hooks: dict[int, Any]  # of the output tensor; that of `LayerHooks` is one
 
-    def checked_inputs(self) -> tuple[Tensor, ...]:
-        """Return the inputs, or raise `Unfit` if they were changed in place since the call."""
+    def unchanged_inputs(self) -> tuple[Tensor, ...]:
+        """Return the inputs. Raises: FastPathError if they were changed in place since the call."""
         if tuple(x._version for x in self.inputs) != self.versions:
-            raise Unfit(f"the input of {self.unit.name!r} was changed in place after its forward")
+            raise FastPathError(f"the input of {self.unit.name!r} was changed in place after its forward")
         return self.inputs
 
 
-def units_of(model: nn.Module) -> list[Unit]:
+def trainable_units(model: nn.Module) -> list[Unit]:
     """Return the units of `model`, each module once."""
     names = {id(p): name for name, p in model.named_parameters()}
-    found: list[Unit] = []
+    units: list[Unit] = []
     seen: set[int] = set()
 
     def visit(module: nn.Module, path: str) -> None:
@@ -75,41 +75,41 @@ def units_of(model: nn.Module) -> list[Unit]:
                 name: names[id(p)] for name, p in module.named_parameters() if p.requires_grad and id(p) in names
             }
             if trainable:
-                found.append(Unit(path or "the model", module, rule, dims, trainable))
+                units.append(Unit(path or "the model", module, rule, dims, trainable))
             return
         for name, child in module.named_children():
             visit(child, f"{path}.{name}" if path else name)
 
     visit(model, "")
-    return found
+    return units
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def require_no_hooks(units: list[Unit]) -> None:
-    """Return if nothing but its class decides what a unit computes, and nothing but that its gradient.
+    """Return if the class of a unit alone decides what it computes, and autograd alone its gradient.
 
     Raises:
-        Unfit: a unit, a module inside one or all modules have hooks, an instance has a `forward` of its own, or a
-            parameter has a hook. One by one, hooks see what they would see in `backward` for that example.
+        FastPathError: a unit, a module inside one or all modules have hooks, an instance has a `forward` of its own,
+            or a parameter has a hook. In the slow path, hooks see what they would see in `backward` for that example.
     """
     if any(getattr(torch_module, "_global" + kind) for kind in _HOOKS):
-        raise Unfit("hooks for all modules are registered (torch.nn.modules.module)")
+        raise FastPathError("hooks for all modules are registered (torch.nn.modules.module)")
     for unit in units:
         for module in unit.module.modules() if unit.rule is generic_gradients else [unit.module]:
             if any(getattr(module, kind) for kind in _HOOKS):
-                raise Unfit(f"module {unit.name!r} has hooks")
+                raise FastPathError(f"module {unit.name!r} has hooks")
             if "forward" in vars(module):
-                raise Unfit(f"module {unit.name!r} has a forward of its own instead of its class's")
+                raise FastPathError(f"module {unit.name!r} has a forward of its own instead of its class's")
         for name in unit.parameters:
             if unit.module.get_parameter(name)._backward_hooks:
-                raise Unfit(f"parameter {unit.parameters[name]!r} has a hook on its gradient")
+                raise FastPathError(f"parameter {unit.parameters[name]!r} has a hook on its gradient")
 
 
 @dataclass(slots=True)
-class Recorder:
-    """Context manager: while it is open, calls of the units are recorded in `calls`.
+class LayerHooks:
+    """Context manager that registers hooks on the units; while it is open, their calls are recorded in `calls`.
 
     `receive(call, gradient)` is called in the backward pass when the gradient of a call's output is known.
     """
@@ -118,13 +118,13 @@ class Recorder:
     rows: int
     receive: Callable[[Call, Tensor], None]
     calls: list[Call] = field(default_factory=list)
-    _open: list[tuple[Unit, tuple[Any, ...], dict[str, Any], tuple[int, ...], tuple[Node, ...], bool]] = field(
+    _pending: list[tuple[Unit, tuple[Any, ...], dict[str, Any], tuple[int, ...], tuple[Node, ...], bool]] = field(
         default_factory=list
     )
     _handles: list[Any] = field(default_factory=list)
     _gradient_handles: list[Any] = field(default_factory=list)
 
-    def __enter__(self) -> "Recorder":
+    def __enter__(self) -> "LayerHooks":
         for unit in self.units:
             self._handles.append(unit.module.register_forward_pre_hook(self._before(unit), with_kwargs=True))
             self._handles.append(unit.module.register_forward_hook(self._after(unit), always_call=False))
@@ -137,28 +137,28 @@ class Recorder:
             handle.remove()
 
     def release(self) -> None:
-        """Forget all calls. Autograd's graph holds the hooks and the calls hold the graph: only this ends that."""
+        """Drop all calls. Autograd's graph holds the hooks and the calls hold the graph: only this breaks the cycle."""
         for handle in self._gradient_handles:
             handle.remove()
         self._gradient_handles.clear()
         self.calls.clear()
-        self._open.clear()
+        self._pending.clear()
 
     def _before(self, unit: Unit) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             tensors = [x for x in args if isinstance(x, Tensor)]
             nodes = tuple(get_gradient_edge(x).node for x in tensors if x.requires_grad)
             versions = tuple(x._version for x in tensors)
-            self._open.append((unit, args, kwargs, versions, nodes, not nodes))
+            self._pending.append((unit, args, kwargs, versions, nodes, not nodes))
 
         return hook
 
     def _after(self, unit: Unit) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
         def hook(module: nn.Module, _: tuple[Any, ...], output: Any) -> Any:
-            opened, args, kwargs, versions, nodes, first = self._open.pop()
-            reason = self._unfit(opened, args, kwargs, output)
-            if opened is not unit or reason:
-                raise Unfit(f"module {unit.name!r}: {reason or 'calls overlap'}")
+            started, args, kwargs, versions, nodes, first = self._pending.pop()
+            reason = self._objection(started, args, kwargs, output)
+            if started is not unit or reason:
+                raise FastPathError(f"module {unit.name!r}: {reason or 'calls overlap'}")
             output = with_fast_input_gradient(module, args[0], output)
             copy = output.detach().clone() if unit.rule is generic_gradients else None
             call = Call(unit, args, versions, nodes, copy, get_gradient_edge(output), first, {})
@@ -169,8 +169,8 @@ class Recorder:
 
         return hook
 
-    def _unfit(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> str | None:
-        """Return why a call cannot be handled, or None."""
+    def _objection(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> str | None:
+        """Return why the fast path cannot use a call, or None."""
         if not isinstance(output, Tensor):
             return "its output is not one tensor"
         if kwargs or not args or not all(isinstance(x, Tensor) for x in args):
@@ -178,7 +178,7 @@ class Recorder:
         if any(x.dim() == 0 or len(x) != self.rows for x in (*args, output)):
             return "the first dimension of its input or output is not the batch"
         if not output.requires_grad or not torch.is_grad_enabled():
-            return "it ran without gradient; freeze its parameters if that is meant"
+            return "it ran without gradient; freeze its parameters if that is intended"
         if unit.rule is not generic_gradients and len(args) != 1:
             return "it has more than one input"
         if unit.input_dims is not None and args[0].dim() != unit.input_dims:
@@ -193,15 +193,15 @@ def parameter_uses(losses: Tensor, calls: list[Call], trainable: dict[int, str])
         calls of what flows through the call's recorded output.
 
     Raises:
-        Unfit: a path to a trainable parameter goes around the recorded calls.
+        FastPathError: a path to a trainable parameter goes around the recorded calls.
     """
     owner: dict[Node, Call] = {}
     for call in calls:
         if len(call.output_hooks) > 1:
-            raise Unfit(f"the output of module {call.unit.name!r} has a hook on its gradient")
+            raise FastPathError(f"the output of module {call.unit.name!r} has a hook on its gradient")
         for node in _region(call):
             if owner.setdefault(node, call) is not call:
-                raise Unfit(f"modules {owner[node].unit.name!r} and {call.unit.name!r} share a computation")
+                raise FastPathError(f"modules {owner[node].unit.name!r} and {call.unit.name!r} share a computation")
     used: dict[int, Call] = {}
     start = get_gradient_edge(losses).node
     visited, pending = {start}, [start]
@@ -209,19 +209,19 @@ def parameter_uses(losses: Tensor, calls: list[Call], trainable: dict[int, str])
         node = pending.pop()
         holder = owner.get(node)
         if node.name().startswith("CheckpointFunction"):
-            raise Unfit("a reentrant checkpoint hides part of the graph; pass use_reentrant=False")
+            raise FastPathError("a reentrant checkpoint hides part of the graph; pass use_reentrant=False")
         for child, _ in node.next_functions:
             if child is None:
                 continue
             parameter = trainable.get(id(getattr(child, "variable", None)))
             if parameter is not None:
                 if holder is None or parameter not in holder.unit.parameters.values():
-                    raise Unfit(f"parameter {parameter!r} is used outside the module that owns it")
+                    raise FastPathError(f"parameter {parameter!r} is used outside the module that owns it")
                 used[id(holder)] = holder
                 continue
             inside = owner.get(child)
             if inside is not None and inside is not holder and child is not inside.edge.node:
-                raise Unfit(f"a value from inside module {inside.unit.name!r} is used outside it")
+                raise FastPathError(f"a value from inside module {inside.unit.name!r} is used outside it")
             if child not in visited:
                 visited.add(child)
                 pending.append(child)
@@ -233,11 +233,11 @@ def _region(call: Call) -> set[Node]:
     root = call.edge.node
     if root in call.input_nodes:
         return set()
-    found, pending = {root}, [root]
+    nodes, pending = {root}, [root]
     while pending:
         for child, _ in pending.pop().next_functions:
-            if child is None or child in call.input_nodes or child in found or hasattr(child, "variable"):
+            if child is None or child in call.input_nodes or child in nodes or hasattr(child, "variable"):
                 continue
-            found.add(child)
+            nodes.add(child)
             pending.append(child)
-    return found
+    return nodes

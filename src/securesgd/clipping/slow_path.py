@@ -1,6 +1,6 @@
 """The slow path of the clipping engine: one forward and one ordinary backward pass per example."""
 
-__all__ = ["Loss", "one_by_one"]
+__all__ = ["Loss", "clip_slow"]
 
 from collections.abc import Callable, Mapping
 
@@ -12,7 +12,7 @@ from securesgd.clipping.rules.forms import squared_lengths
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def one_by_one(
+def clip_slow(
     model: Callable[[Tensor], Tensor],
     parameters: Mapping[str, nn.Parameter],
     inputs: Tensor,
@@ -21,7 +21,7 @@ def one_by_one(
     copies: int,
     clip_factors: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Return (clipped sum, squared norms, losses), each example run through the model on its own.
+    """Return (clipped sums, squared norms, losses) from one pass through the model per example.
 
     Guarantee: correct for every model autograd can differentiate, since no two examples share a forward pass. All
         sums over examples are in float64. An example whose clip factor is 0 is left out of them.
@@ -31,8 +31,8 @@ def one_by_one(
     for i in range(len(inputs)):
         x, y = (t[i : i + 1].repeat_interleave(copies, dim=0) for t in (inputs, targets))
         value = loss(model(x), y).mean()
-        found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
-        gradient = {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+        values = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+        gradient = {name: g for name, g in zip(parameters, values, strict=True) if g is not None}
         square = torch.zeros(1, dtype=torch.float64, device=x.device)
         for g in gradient.values():
             square += squared_lengths(g.reshape(-1))

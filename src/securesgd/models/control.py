@@ -8,6 +8,7 @@ its own proven Δ from the final weights.
 __all__ = ["SensitivityControl"]
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,10 @@ from torch.nn import functional
 from torch.nn.grad import conv2d_input
 
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.models.noisy import NoisyNetwork
 from securesgd.theory.sensitivity import NORMS, Norm
+
+if TYPE_CHECKING:
+    from securesgd.models.noisy import NoisyNetwork
 
 _SMALLEST_SCALE = 1e-3  # of the mean: keeps every r_k > 0 and finite
 
@@ -24,7 +27,7 @@ _SMALLEST_SCALE = 1e-3  # of the mean: keeps every r_k > 0 and finite
 class SensitivityControl:
     """Call it after each step: fixed noise shrinks W₁ to Δ <= target; a learned scale is set to Δ = target."""
 
-    def __init__(self, model: NoisyNetwork, norm: Norm, target: float) -> None:
+    def __init__(self, model: "NoisyNetwork", norm: Norm, target: float) -> None:
         if norm not in NORMS:
             raise InvalidInputError(f"unknown norm {norm!r}: {nearest(str(norm), NORMS)}")
         if not (math.isfinite(target) and target > 0):

@@ -1,14 +1,14 @@
-"""A network with Gaussian noise after its first linear layer: the thing that carries a certificate.
+"""A network with Gaussian noise at its input or after its first linear layer: the thing that carries a certificate.
 
     x  →  W₁x + b₁  →  · scale  →  + N(0, std²)  →  rest of the network
 
 The noise is fresh for every example, every pass and every draw. With `scale` = 1 and std_k = σ√(K r_k) this is the
 paper's h₁ + N(0, σ²Kr); with std = 1 and a trainable scale v it is the same mechanism whitened, v_k = 1/(σ√(K r_k)), in
 which r is learned like any other parameter. Either way a change of the input that moves scale/std · W₁x by ρ in l2 is
-what the certificate speaks of.
+what the certificate speaks of. Noise at the input is the case W₁ = identity.
 """
 
-__all__ = ["GaussianNoise", "NoisyLayer", "NoisyNetwork", "require_sound"]
+__all__ = ["NoisyNetwork", "Place"]
 
 import copy
 import math
@@ -21,92 +21,96 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.models.input_path import require_one_product, require_same_on, trace_input
-from securesgd.models.scale import Scale
+from securesgd.models.control import SensitivityControl
+from securesgd.models.noise_layer import GaussianNoise, NoisyLayer, Scale
+from securesgd.models.redistribution import Redistribution, redistribution_way
+from securesgd.models.validate_network import random_inputs, require_sound, run_network
 from securesgd.theory import Convolution, Sensitivity, sensitivity
 from securesgd.theory.linear_maps import LinearMap, Matrix
-from securesgd.theory.sensitivity import Norm, absolute_sensitivity
+from securesgd.theory.sensitivity import NORMS, Norm, absolute_sensitivity
+from securesgd.validate import validate_positive
 
 Place = Literal["first-layer", "input"]
-_PROBES = 4  # random inputs on which the layer is compared with its linear map
-
-
-class GaussianNoise(nn.Module):
-    """Adds N(0, std²), drawn afresh at every call from `generator` (None: torch's own)."""
-
-    std: Tensor
-
-    def __init__(self, std: Tensor) -> None:
-        super().__init__()
-        if not bool((torch.isfinite(std) & (std > 0)).all()):
-            raise InvalidInputError("the noise of every unit must be finite and > 0")
-        self.register_buffer("std", std.clone())
-        self.generator: torch.Generator | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x plus noise, in the memory layout of x: in another one, every layer after it would be slower."""
-        last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-        shape = x.permute(0, 2, 3, 1).shape if last else x.shape
-        noise = torch.randn(shape, generator=self.generator, device=x.device, dtype=x.dtype)
-        return torch.addcmul(x, noise.permute(0, 3, 1, 2) if last else noise, self.std)
-
-
-class NoisyLayer(nn.Module):
-    """The first layer with its noise. `given` replaces the layer's noisy output, for draws from a computed W₁x + b₁."""
-
-    def __init__(self, layer: nn.Module, noise: GaussianNoise, scale: Scale | None = None) -> None:
-        super().__init__()
-        self.layer, self.scale, self.noise = layer, scale, noise
-        self.given: Tensor | None = None
-
-    def clean(self, x: Tensor) -> Tensor:
-        """Return the layer's output before noise: the part that is the same for every draw."""
-        h = self.layer(x.flatten(1) if isinstance(self.layer, nn.Linear) else x)
-        return h if self.scale is None else self.scale(h)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the noisy output."""
-        return self.noise(self.clean(x)) if self.given is None else self.given
 
 
 class NoisyNetwork(nn.Module):
-    """A network whose first linear layer is noisy, with what a certificate needs to know about it.
+    """A network with noise, which it owns: how large it is, how it is shared out, and its control in training.
+
+    `radius_per_std` is the input radius, in `norm`, that one standard deviation of the noise is worth: 1/Δ of the
+    whitened layer. `project()` keeps it there while weights change. None leaves unit noise, to be set by `set_noise`.
+    `redistribution` is how r, the share of each unit, is obtained: a name of `redistribution.WAYS` or an import path;
+    `learned` starts from `start`. A way that reads data is carried out in training and starts uniform.
 
     Guarantee: the output depends on the input only through the noisy layer, which is linear in the whole input, so the
     certificate of the layer holds for the network. Checked on construction and again at every certification
-    (`require_sound`) by gradients, by passes in which every use of the input is watched (`only_path.py`), and on inputs
-    in and out of range.
+    (`require_sound`) by gradients, by passes in which every use of the input is watched (`input_path.py`), and on
+    inputs in and out of range.
     Assumes: what hides from torch and from those inputs does not happen (`docs/certificates.md`); the rest of the
     network treats examples one by one and is deterministic in eval mode.
-    Raises: InvalidInputError if the first layer cannot carry a certificate, or the input is used elsewhere too.
+    Raises: InvalidInputError if the layer cannot carry a certificate, the input is used elsewhere too, or an argument
+    is not valid.
     """
 
     sensitivity_iterate: Tensor
     input_path: str
     """`traced` if the last check has seen the whole way of the input to the layer, else why it could only compare."""
 
-    def __init__(self, network: nn.Module, input_shape: tuple[int, ...], *, place: Place = "first-layer") -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        input_shape: tuple[int, ...],
+        *,
+        norm: Norm = "linf",
+        radius_per_std: float | None = None,
+        redistribution: str = "uniform",
+        place: Place = "input",
+        start: str = "uniform",
+        seed: int = 0,
+    ) -> None:
         super().__init__()
-        if place not in get_args(Place):
-            raise InvalidInputError(f"unknown place {place!r} for the noise: {nearest(place, get_args(Place))}")
+        for name, value, valid in (("place", place, get_args(Place)), ("norm", norm, NORMS)):
+            if value not in valid:
+                raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
+        way = redistribution_way(redistribution)
         self.input_shape, self.place = tuple(int(n) for n in input_shape), place
+        self.norm, self.redistribution, self.start = norm, redistribution, start
+        self.radius_per_std = None if radius_per_std is None else validate_positive("radius_per_std", radius_per_std)
         layer = nn.Identity() if place == "input" else _first_layer(network, self.input_shape)
-        probe = _probe(network, self.input_shape)
-        shape = tuple(_run(layer, probe.flatten(1) if isinstance(layer, nn.Linear) else probe).shape[1:])
+        probe = random_inputs(network, self.input_shape)
+        shape = tuple(run_network(layer, probe.flatten(1) if isinstance(layer, nn.Linear) else probe).shape[1:])
         self.noisy = NoisyLayer(layer, GaussianNoise(torch.ones(shape).to(probe)))
         if place == "input":
             self.network: nn.Module = nn.Sequential(self.noisy, network)
         else:
             self.network = _replaced(network, layer, self.noisy)
         self.output_shape = shape
-        # Where the estimate of Δ stands (`control.py`); a buffer, so that a checkpoint holds it and a resumed run goes
-        # on with the same bits.
-        start = torch.randn(8, *self.input_shape, generator=torch.Generator().manual_seed(0))
-        self.register_buffer("sensitivity_iterate", start.to(probe))
+        # Where the estimate of Δ stands (`control.py`); a buffer, so that a checkpoint holds it and a resumed run
+        # continues with the same bits.
+        iterate = torch.randn(8, *self.input_shape, generator=torch.Generator().manual_seed(0))
+        self.register_buffer("sensitivity_iterate", iterate.to(probe))
         require_sound(self)
+        self._control: SensitivityControl | None = None
+        if self.radius_per_std is not None or redistribution != "uniform":
+            self.set_redistribution(way.initial(shape, start, seed), learned=way.learned)
+        if self.radius_per_std is not None:
+            self._control = SensitivityControl(self, norm, 1 / self.radius_per_std)
+
+    def project(self) -> None:
+        """Scale the layer so that one standard deviation of noise is worth `radius_per_std` again.
+
+        Training calls this after each step: post-processing of released weights, at no cost in privacy. Nothing is
+        done if no `radius_per_std` was given.
+        """
+        if self._control is not None:
+            self._control()
+
+    def set_redistribution(self, r: Redistribution, *, learned: bool = False) -> None:
+        """Share the noise out by r; its size is that of `radius_per_std` at the present weights, or 1 without it."""
+        self.set_noise(r.std(1.0))
+        sigma = 1.0 if self.radius_per_std is None else self.sensitivity(self.norm).upper * self.radius_per_std
+        self.set_noise(r.std(sigma), learned=learned)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of one noisy pass."""
@@ -224,30 +228,14 @@ class NoisyNetwork(nn.Module):
             self.noisy.given = None
 
 
-def _run(module: nn.Module, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        try:
-            return module(x)
-        except RuntimeError as error:
-            shape, reason = list(x.shape[1:]), str(error).splitlines()[0]
-            raise InvalidInputError(f"the network does not take inputs of shape {shape}: {reason}") from None
-
-
-def _probe(module: nn.Module, shape: tuple[int, ...], batch: int = 2) -> Tensor:
-    """Return random inputs that suit the module's device and type. Any values do; the global state is left alone."""
-    parameter = next(module.parameters(), torch.zeros(1))
-    x = torch.rand(batch, *shape, generator=torch.Generator().manual_seed(0))
-    return x.to(parameter.device, parameter.dtype)
-
-
 def _first_layer(network: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
     """Return the first layer that computes something; raise unless it is Linear or Conv2d and gets the bare input."""
     seen: list[tuple[nn.Module, Tensor]] = []
     leaves = [module for module in network.modules() if not list(module.children())]
     hooks = [leaf.register_forward_pre_hook(lambda module, args: seen.append((module, args[0]))) for leaf in leaves]
-    x = _probe(network, input_shape)
+    x = random_inputs(network, input_shape)
     try:
-        _run(network, x)
+        run_network(network, x)
     finally:
         for hook in hooks:
             hook.remove()
@@ -280,86 +268,3 @@ def _replaced(network: nn.Module, layer: nn.Module, substitute: nn.Module) -> nn
             if child is layer:
                 setattr(parent, name, substitute)
     return network
-
-
-def require_sound(model: NoisyNetwork) -> None:
-    """Pass if the noisy layer is the linear map it seems, is called once, and is the input's only way to the output.
-
-    Raises: InvalidInputError if not. Sets `model.input_path`.
-    """
-    _require_own_layers(model)
-    was_training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        x = _probe(model, model.input_shape, batch=_PROBES)
-        _run(model, x)
-        require_same_on(model, x, x.flip(0), 1 - x, 3 * x - 1, 255 * x)
-        _require_no_gradient(model, x)
-        require_one_product(model, x)
-        _require_linear(model, x)
-        model.input_path = trace_input(model, x)
-    finally:
-        for module, training in was_training:
-            module.training = training
-
-
-def _require_own_layers(model: NoisyNetwork) -> None:
-    """Pass if nothing was put in place of the layer, its noise or its scale, and no hook changes what they compute."""
-    noisy = model.noisy
-    expected = (
-        (noisy, (NoisyLayer,)), (noisy.noise, (GaussianNoise,)), (noisy.scale, (Scale, type(None))),
-        (noisy.layer, (nn.Identity,) if model.place == "input" else (nn.Linear, nn.Conv2d)),
-    )  # fmt: skip
-    for part, kinds in expected:
-        if type(part) not in kinds or (isinstance(part, nn.Module) and _replaces_methods(part)):
-            raise InvalidInputError(
-                f"the noisy layer has a {type(part).__name__} with a forward of its own in it; it cannot be certified"
-            )
-        if isinstance(part, nn.Module) and (part._forward_hooks or part._forward_pre_hooks):
-            raise InvalidInputError(
-                "the first layer has forward hooks (an old-style weight_norm, say), which may change what it computes; "
-                "remove them, or put the noise at the input (place='input')"
-            )
-    if _global_forward_hooks or _global_forward_pre_hooks:
-        raise InvalidInputError(
-            "there are forward hooks for all modules (register_module_forward_hook), which may change what the first "
-            "layer computes; remove them"
-        )
-    for name, tensor in [*noisy.named_parameters(), *noisy.named_buffers()]:
-        if type(tensor) not in (Tensor, nn.Parameter):
-            raise InvalidInputError(
-                f"{name} of the noisy layer is a {type(tensor).__name__}, which may compute in its way; valid: Tensor"
-            )
-
-
-def _replaces_methods(module: nn.Module) -> bool:
-    """Return whether an object has something in place of a method of its class (`forward`, `_conv_forward`, …)."""
-    shadows = [name for name in vars(module) if callable(getattr(type(module), name, None))]
-    return bool(shadows) or vars(module).get("_compiled_call_impl") is not None
-
-
-def _require_linear(model: NoisyNetwork, x: Tensor) -> None:
-    """Pass if the layer is W₁x + b₁ with the W₁ that Δ is of: to 1e-9 in double precision, to rounding as it is."""
-    moved = (model.layer_in_double(x) - model.layer_in_double(torch.zeros_like(x))).numpy()
-    expected = model.linear_map().apply(x.flatten(1).double().cpu().numpy().T).T
-    magnitude = model.layer_in_double(x, absolute=True).numpy()
-    is_own_map = bool((np.abs(moved - expected) <= 1e-9 * magnitude).all())
-    if not is_own_map or not bool((model.rounding_seen(x) <= model.rounding(x)).all()):
-        raise InvalidInputError(
-            "the first layer does not compute its own weights times the input; it cannot be certified"
-        )
-
-
-def _require_no_gradient(model: NoisyNetwork, x: Tensor) -> None:
-    """Pass if, with the noisy layer's output given, the output has no gradient in the input."""
-    with torch.enable_grad(), model.from_layer(_probe(model, model.output_shape, batch=len(x))):
-        inputs = x.clone().requires_grad_()
-        output = model(inputs)
-        around = None
-        if output.requires_grad:
-            (around,) = torch.autograd.grad(output.sum(), inputs, allow_unused=True)
-    if around is not None:
-        raise InvalidInputError(
-            "the network uses its input besides the first layer (a connection around it), so noise there proves "
-            "nothing; put the noise at the input (place='input')"
-        )

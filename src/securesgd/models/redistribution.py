@@ -1,29 +1,25 @@
 """Redistribution: the vector r that says which share of the noise each unit of the noisy layer gets.
 
-The score of one example is |∂L/∂h₁|^β. On private data its mean is a release like any other: here each example's
-score vector is clipped in l2, summed, and Gaussian noise is added, which costs one Gaussian event in the ledger. (The
-paper says it costs nothing; docs/errata.md, no. 7.)
+`WAYS` is the table of the ways to obtain r; one row adds one. A way from outside is an import path to a function of the
+layer's shape and a seed that returns a positive number per unit; it must not look at private data.
 """
 
-__all__ = ["SENSITIVITY", "Redistribution", "from_gradients", "prior", "random", "uniform"]
+__all__ = ["WAYS", "Redistribution", "Way", "prior", "random", "redistribution_way", "uniform"]
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from securesgd.errors import DamagedFileError, InvalidInputError
-from securesgd.models.noisy import NoisyNetwork
-from securesgd.runtime.grid_release import GridRelease
-from securesgd.runtime.key_stream import KeyStream
+from securesgd.errors import DamagedFileError, InvalidInputError, nearest
+from securesgd.runtime.import_path import is_import_path, load_function
 from securesgd.runtime.storage import read_json, write_json
-from securesgd.theory import component_std, expand_channels, from_scores, mix_with_uniform, validated
+from securesgd.theory import component_std, expand_channels, mix_with_uniform, validated
 from securesgd.theory import uniform as even_shares
-from securesgd.theory.redistribution import Direction
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,18 +64,18 @@ class Redistribution:
             raise DamagedFileError(f"{path} is not a redistribution record ({error})") from None
 
 
-def uniform(shape: tuple[int, ...]) -> Redistribution:
+def uniform(shape: Shape, seed: int = 0) -> Redistribution:
     """Return r_k = 1/K: the ordinary Gaussian mechanism."""
     return Redistribution(way="uniform", shape=shape, per="unit", r=tuple(even_shares(_units(shape))), details={})
 
 
-def random(shape: tuple[int, ...], seed: int, floor: float = 0.05) -> Redistribution:
+def random(shape: Shape, seed: int = 0, floor: float = 0.05) -> Redistribution:
     """Return r drawn uniformly from the simplex (the paper's remark), kept at or above `floor` of the even share."""
     r = mix_with_uniform(np.random.default_rng(seed).dirichlet(np.ones(_units(shape))), floor)
     return Redistribution(way="random", shape=shape, per="unit", r=tuple(r), details={"seed": seed, "floor": floor})
 
 
-def prior(shape: tuple[int, ...], steepness: float = 6.0) -> Redistribution:
+def prior(shape: Shape, seed: int = 0, steepness: float = 6.0) -> Redistribution:
     """Return r that grows with the distance from the image centre: K r ∝ exp(steepness · (distance/corner)²).
 
     A guess about centred pictures, made without looking at one: what is at the border matters less, so it can carry
@@ -98,69 +94,65 @@ def _units(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape))
 
 
-Per = Literal["unit", "channel"]
-SCORE_NORM = 1.0  # l2 bound of one example's score vector; scores are normalised per example, so any value is the same
-MOST_EXAMPLES = 2**20
-SENSITIVITY = SCORE_NORM * (1 + 2.0**-11)
-"""What one example can change in the sum of scores, in l2, rounding included: the norm of up to 2^30 numbers in float64
-is off by 2^-23 at most, and a float64 sum of n vectors of norm 1, in any order, by n · gamma_n <= 2^-12.9 for
-n <= 2^20, once with the example and once without it."""
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to obtain r: `first` gives it without data; otherwise it is `learned`, or computed from what it `reads`.
 
-
-def from_gradients(
-    model: NoisyNetwork,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    *,
-    way: str,
-    noise_multiplier: float,
-    stream: KeyStream,
-    direction: Direction = "vulnerable",
-    beta: float = 1.0,
-    per: Per = "unit",
-    floor: float = 0.05,
-) -> Redistribution:
-    """Return r from the gradients of the loss at the noisy layer, over all examples of `batches`.
-
-    Guarantee: with `noise_multiplier` z > 0 the result is a Gaussian mechanism of noise multiplier z on the examples:
-    GaussianRelease(noise_multiplier=z). An example, against a null record in its row, changes the sum of scores by
-    `SENSITIVITY` at most; one whose gradient is not finite contributes nothing. With 0 it protects nothing.
-    Assumes: the model does not depend on the private data except through releases in the ledger. The random numbers of
-    its noise layer are secret and drawn for the null record too: to leave the row out would shift the draws of all
-    examples after it, and each of their scores may then change by 2.
-    Raises: InvalidInputError for a noise multiplier below 0, or more than 2^20 examples.
+    `details` are the robustness settings that made it, kept in `redistribution.json`.
     """
-    if not noise_multiplier >= 0:
-        raise InvalidInputError(f"noise_multiplier must be >= 0, got {noise_multiplier}")
-    units = model.output_shape[0] if per == "channel" else model.units
-    total, count = np.zeros(units), 0
-    for inputs, targets in batches:
-        total += _clipped_scores(model, inputs, targets, beta, per).sum(dim=0).double().cpu().numpy()
-        count += len(inputs)
-    if count > MOST_EXAMPLES:
-        raise InvalidInputError(f"there are {count} examples: the bound on rounding holds to {MOST_EXAMPLES}")
-    if noise_multiplier:
-        release = GridRelease(sensitivity=SENSITIVITY, noise_multiplier=noise_multiplier, size=units)
-        total = release.release([torch.from_numpy(total)], stream)[0].numpy()
-    scores = np.maximum(total, 0)  # beta is in the scores already
-    r = from_scores(scores, beta=1.0, direction=direction, floor=floor)
-    details = {"direction": direction, "beta": beta, "floor": floor, "noise_multiplier": noise_multiplier}
-    return Redistribution(way=way, shape=model.output_shape, per=per, r=tuple(r), details=details)
+
+    first: Callable[[Shape, int], Redistribution] | None = None
+    learned: bool = False
+    """r is a parameter of the network, trained like the others."""
+    reads: Literal["nothing", "public data", "private data"] = "nothing"
+    """The data whose gradients r is computed from during training."""
+    protected: bool = True
+    """Whether a release of r from private data has noise. Without, the whole run has no guarantee."""
+    details: tuple[str, ...] = ()
+
+    def initial(self, shape: Shape, start: str, seed: int) -> Redistribution:
+        """Return r before training: that of the way, of `start` for a learned one, else uniform."""
+        if self.first is not None:
+            return self.first(shape, seed)
+        if not self.learned:
+            return uniform(shape)
+        first = redistribution_way(start, "start").first
+        if first is None:
+            raise InvalidInputError(f"start is {start!r}; valid: a way without data, {', '.join(_without_data())}")
+        return first(shape, seed)
 
 
-def _clipped_scores(model: NoisyNetwork, inputs: Tensor, targets: Tensor, beta: float, per: Per) -> Tensor:
-    """Return the score vector of each example, of l2 norm at most 1; zeros if its gradient is not finite."""
-    device = next(model.parameters()).device
-    with torch.enable_grad():
-        h = model.noisy.noise(model.noisy.clean(inputs.to(device))).detach().requires_grad_()
-        with model.from_layer(h):
-            losses = torch.nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device), reduction="sum")
-        (gradient,) = torch.autograd.grad(losses, h)
-    # Every example gets the same say: scaled to norm 1, so one with a large loss cannot drown the others. In double
-    # precision and relative to the largest entry: tiny gradients must not vanish from the norm but stay in the vector.
-    scores = gradient.detach().double().abs()
-    largest = scores.flatten(1).amax(dim=1).view(-1, *[1] * (scores.dim() - 1))
-    scores = torch.where(largest > 0, scores / largest, 0.0).pow(beta)
-    scores = scores.flatten(2).mean(dim=2) if per == "channel" and scores.dim() > 2 else scores.flatten(1)
-    scores = scores / scores.norm(dim=1, keepdim=True).clamp_min(1e-100) * (SCORE_NORM * (1 - 1e-12))
-    finite = scores.isfinite().all(dim=1, keepdim=True)  # an infinite loss has a gradient of NaN
-    return torch.where(finite, scores, 0.0)
+WAYS: dict[str, Way] = {
+    "uniform": Way(first=uniform),
+    "random": Way(first=random),
+    "prior": Way(first=prior),
+    "public": Way(reads="public data", details=("direction", "beta")),
+    "private": Way(reads="private data", details=("direction", "beta")),
+    "learned": Way(learned=True, details=("start",)),
+    "as-published": Way(reads="private data", protected=False, details=("direction", "beta")),
+}
+
+
+def redistribution_way(name: str, what: str = "redistribution") -> Way:
+    """Return a way by name, or from outside by import path.
+
+    Raises: InvalidInputError for an unknown name, with the nearest, or a path that cannot be imported.
+    """
+    if isinstance(name, str) and name in WAYS:
+        return WAYS[name]
+    if not is_import_path(name):
+        valid = f"{nearest(str(name), WAYS)}, or an import path like package.module:function"
+        raise InvalidInputError(f"unknown {what} {name!r}: {valid}")
+    function = load_function(name, what)
+
+    def first(shape: Shape, seed: int) -> Redistribution:
+        shares = np.asarray(function(shape, seed), dtype=np.float64).ravel()
+        if shares.size != _units(shape) or not bool((np.isfinite(shares) & (shares > 0)).all()):
+            raise InvalidInputError(f"{what} {name!r} must return a positive number for each unit of shape {shape}")
+        return Redistribution(way=name, shape=shape, per="unit", r=tuple(shares / shares.sum()), details={"seed": seed})
+
+    return Way(first=first)
+
+
+def _without_data() -> list[str]:
+    return [name for name, way in WAYS.items() if way.first is not None]

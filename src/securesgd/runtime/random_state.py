@@ -1,4 +1,4 @@
-"""What a forward pass moves besides its result, generators and buffers, so that the pass can be taken back."""
+"""The state that a forward pass changes, random generators and buffers, captured so that it can be restored."""
 
 __all__ = ["BufferState", "RandomState"]
 
@@ -15,33 +15,33 @@ from torch import Tensor, nn
 class RandomState:
     """States of torch's own generators (CPU and the model's CUDA devices) and of any held by a module.
 
-    `beyond_torch` holds those of numpy's and Python's global generators, if they were asked for: reading them takes
-    2 % of the step of a small network.
+    `numpy_and_python` holds those of numpy's and Python's global generators, or None: reading them takes 2 % of a step
+    of a small network.
     """
 
     states: list[tuple[torch.Generator, Tensor]]
-    beyond_torch: tuple[dict[str, Any], tuple[Any, ...]] | None = None
+    numpy_and_python: tuple[dict[str, Any], tuple[Any, ...]] | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, *, beyond_torch: bool = False) -> "RandomState":
+    def capture(cls, model: nn.Module, *, numpy_and_python: bool = False) -> "RandomState":
         """Return the present state of every generator reachable as an attribute of a module of `model`."""
-        found = {id(torch.default_generator): torch.default_generator}
+        generators = {id(torch.default_generator): torch.default_generator}
         for device in {p.device for p in model.parameters()}:
             if device.type == "cuda":
                 index = torch.cuda.current_device() if device.index is None else device.index
                 generator = torch.cuda.default_generators[index]
-                found[id(generator)] = generator
+                generators[id(generator)] = generator
         for module in model.modules():
             for value in vars(module).values():
                 if isinstance(value, torch.Generator):
-                    found[id(value)] = value
-        states = [(generator, generator.get_state()) for generator in found.values()]
-        return cls(states, _global_states() if beyond_torch else None)
+                    generators[id(value)] = value
+        states = [(generator, generator.get_state()) for generator in generators.values()]
+        return cls(states, _global_states() if numpy_and_python else None)
 
-    def untouched(self) -> bool:
-        """Return whether no generator was drawn from since the state was recorded."""
-        if self.beyond_torch is not None:
-            (numpy_now, python_now), (numpy_before, python_before) = _global_states(), self.beyond_torch
+    def is_unchanged(self) -> bool:
+        """Return whether no generator was drawn from since the state was captured."""
+        if self.numpy_and_python is not None:
+            (numpy_now, python_now), (numpy_before, python_before) = _global_states(), self.numpy_and_python
             words, words_before = numpy_now["state"], numpy_before["state"]
             moved = words["pos"] != words_before["pos"] or not np.array_equal(words["key"], words_before["key"])
             if moved or python_now != python_before:
@@ -49,12 +49,12 @@ class RandomState:
         return all(torch.equal(generator.get_state(), state) for generator, state in self.states)
 
     def restore(self) -> None:
-        """Wind every generator back to the recorded state."""
+        """Set every generator to the captured state."""
         for generator, state in self.states:
             generator.set_state(state)
-        if self.beyond_torch is not None:
-            np.random.set_state(self.beyond_torch[0])  # noqa: NPY002
-            random.setstate(self.beyond_torch[1])
+        if self.numpy_and_python is not None:
+            np.random.set_state(self.numpy_and_python[0])  # noqa: NPY002
+            random.setstate(self.numpy_and_python[1])
 
 
 def _global_states() -> tuple[dict[str, Any], tuple[Any, ...]]:
@@ -69,13 +69,13 @@ class BufferState:
     values: dict[str, Tensor]
 
     @classmethod
-    def of(cls, model: nn.Module) -> "BufferState":
-        """Return the present values."""
+    def capture(cls, model: nn.Module) -> "BufferState":
+        """Return the present values of all buffers."""
         return cls(model, {name: buffer.detach().clone() for name, buffer in model.named_buffers()})
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Set every buffer back; no graph that used them may be waiting for its backward pass."""
+        """Set every buffer to its captured value. Assumes: no graph that used it still waits for its backward pass."""
         for name, buffer in self.model.named_buffers():
             if name in self.values:
                 buffer.data.copy_(self.values[name])

@@ -1,13 +1,19 @@
-"""The files of a training run, and the order in which they come and go.
+"""The run folder: the names of its files, who may write to it, and the order in which training's files come and go.
 
+    config.toml             everything asked for
     secret.json             key and digest of the data; readable by its owner only; gone when training ends
     checkpoint.safetensors  weights, optimizer and average at some step; gone when training ends
-    ledger.jsonl            every release, paid before it is used
+    ledger.jsonl            every release, reserved before it is used
     model.safetensors       the trained weights, when training has ended
+    redistribution.json     r as the trained network has it
+    metrics.jsonl           accuracy on the test set
+    environment.json        versions, machine and command
+    model.json              network, data and privacy statement; written last, so that it says the run is finished
 
-Order at the start: secret, ledger (header only), checkpoint of step 0; then steps are paid and run. So whenever a step
-may have been released, there is a checkpoint at or before it and the secret to run it again identically; and a folder
-with a checkpoint but no ledger has lost it. Order at the end: model, then secret and checkpoint go.
+Order at the start: secret, ledger (header only), checkpoint of step 0; then steps are reserved and run. So whenever a
+step may have been released, there is a checkpoint at or before it and the secret to run it again identically; and a
+folder with a checkpoint but no ledger has lost it. Order at the end: weights, then secret and checkpoint go, then the
+records. `certify`, `attack` and `report` add their files later.
 """
 
 __all__ = ["RunFolder", "locked_folder"]
@@ -18,11 +24,22 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from securesgd.errors import DamagedFileError, InvalidInputError
-from securesgd.runtime.randomness import Randomness
 from securesgd.runtime.storage import is_leftover, read_json, write_whole
-from securesgd.runtime.tensors import Checkpoint, load_tensors, save_tensors
+
+if TYPE_CHECKING:  # reading a folder needs no torch
+    from securesgd.runtime.randomness import Randomness
+    from securesgd.runtime.tensors import Checkpoint
+
+CONFIG, LEDGER, WEIGHTS, MODEL = "config.toml", "ledger.jsonl", "model.safetensors", "model.json"
+SECRET, CHECKPOINT = "secret.json", "checkpoint.safetensors"
+REDISTRIBUTION, REDISTRIBUTION_PICTURE = "redistribution.json", "redistribution.png"
+METRICS, ENVIRONMENT, REPORT = "metrics.jsonl", "environment.json", "report.html"
+CERTIFICATES, CERTIFICATE_RECORD, CERTIFICATE_PICTURE = "certificates.csv", "certificates.json", "certificates.png"
+SENSITIVITY, CHECK = "sensitivity.json", "check-{norm}.json"
+ATTACKS, ATTACK_RECORD, ATTACK_PICTURE, ATTACK_IMAGES = "attacks.csv", "attacks.json", "attacks.png", "attacked-images"
 
 
 class RunFolder:
@@ -30,35 +47,45 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.secret = self.path / "secret.json"
-        self.checkpoint = self.path / "checkpoint.safetensors"
-        self.ledger = self.path / "ledger.jsonl"
-        self.model = self.path / "model.safetensors"
+        self.secret, self.checkpoint = self.path / SECRET, self.path / CHECKPOINT
+        self.ledger, self.model = self.path / LEDGER, self.path / WEIGHTS
 
     @property
     def finished(self) -> bool:
-        """Whether training has ended and the model is there."""
+        """Whether training has ended and the weights are there."""
         return self.model.exists()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all records of training are written, too."""
+        return self.finished and (self.path / MODEL).exists()
+
+    @property
+    def occupied(self) -> bool:
+        """Whether something is there that is not an unfinished write of ours."""
+        path = self.path
+        return path.exists() and (not path.is_dir() or not all(is_leftover(entry) for entry in path.iterdir()))
 
     def claim(self, resume: bool) -> bool:
         """Return whether there is something to resume. Raises: InvalidInputError rather than touch another's files."""
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInputError(f"{self.path} is a file; give the path of a folder")
-        occupied = self.path.exists() and not all(is_leftover(entry) for entry in self.path.iterdir())
-        if occupied and not resume:
+        if self.occupied and not resume:
             raise InvalidInputError(f"{self.path} is not empty; resume it, or choose another folder")
         self.path.mkdir(parents=True, exist_ok=True)
         if (self.checkpoint.exists() or self.finished) and not self.ledger.exists():
             raise DamagedFileError(f"{self.ledger} is missing: what {self.path} has released cannot be known")
         return self.checkpoint.exists() or self.finished
 
-    def write_secret(self, randomness: Randomness, data_digest: str) -> None:
+    def write_secret(self, randomness: "Randomness", data_digest: str) -> None:
         """Keep the key until training ends, readable by its owner only."""
         content = json.dumps({"key": randomness.key.hex(), "data": data_digest})
         write_whole(self.secret, content.encode(), mode=0o600)
 
-    def read_secret(self, data_digest: str) -> Randomness:
+    def read_secret(self, data_digest: str) -> "Randomness":
         """Return the key of the run. Raises: InvalidInputError if the data are not those it was started with."""
+        from securesgd.runtime.randomness import Randomness
+
         try:
             content = read_json(self.secret)
             randomness, digest = Randomness(bytes.fromhex(content["key"])), content["data"]
@@ -69,16 +96,22 @@ class RunFolder:
             raise InvalidInputError(f"the training data are not those {self.path} was started with; start a new run")
         return randomness
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: "Checkpoint") -> None:
         """Replace the checkpoint."""
+        from securesgd.runtime.tensors import save_tensors
+
         save_tensors(self.checkpoint, checkpoint)
 
-    def load(self) -> Checkpoint:
+    def load(self) -> "Checkpoint":
         """Return the checkpoint, or of a finished run the model."""
+        from securesgd.runtime.tensors import load_tensors
+
         return load_tensors(self.model if self.finished else self.checkpoint)
 
-    def finish(self, model: Checkpoint) -> None:
+    def finish(self, model: "Checkpoint") -> None:
         """Write the model and remove what is no longer needed, the key first of all."""
+        from securesgd.runtime.tensors import save_tensors
+
         save_tensors(self.model, model)
         self.tidy()
 

@@ -168,7 +168,7 @@ def _output_width(model: nn.Module, examples: Examples) -> int:
 def _evaluated(model: nn.Module) -> Iterator[None]:
     """Put the model in eval mode without gradients; afterwards its modes, buffers and generators are as before."""
     modes = [(module, module.training) for module in model.modules()]
-    random, buffers = RandomState.of(model), BufferState.of(model)
+    random, buffers = RandomState.capture(model), BufferState.capture(model)
     try:
         with torch.no_grad():
             model.eval()

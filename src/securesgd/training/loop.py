@@ -43,6 +43,8 @@ class StepReport:
     epsilon: float
     """Paid so far, including steps reserved ahead."""
     seconds: float
+    held_out: float | None = None
+    """Accuracy on held-out examples, now and then, if there are any."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,14 +36,14 @@ CHUNK_NUMBERS = 2**22  # of gradients made again for the sum: 16 MB of float32
 
 def convolution_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
     """Return the per-example gradients of a `Conv2d` layer's wanted parameters."""
-    geometry, x = Geometry.of(cast(nn.Conv2d, call.module), call.input)
+    geometry, x = Geometry.from_layer(cast(nn.Conv2d, call.module), call.input)
     g = call.output_gradient
-    found: dict[str, ExampleGradient] = {}
+    gradients: dict[str, ExampleGradient] = {}
     if "bias" in call.wanted:
-        found["bias"] = Kept.of(g.sum(dim=(2, 3)).view(call.examples, call.copies, -1).sum(dim=1))
+        gradients["bias"] = Kept.from_gradients(g.sum(dim=(2, 3)).view(call.examples, call.copies, -1).sum(dim=1))
     if "weight" in call.wanted:
-        found["weight"] = _weight_gradient(call, geometry, x)
-    return found
+        gradients["weight"] = _weight_gradient(call, geometry, x)
+    return gradients
 
 
 def _weight_gradient(call: LayerCall, geometry: Geometry, x: Tensor) -> ExampleGradient:

@@ -33,7 +33,7 @@ def embedding_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
     if "weight" in call.keep:
         kept = values.new_zeros(call.examples, vocabulary, width)
         kept.scatter_add_(1, words.unsqueeze(-1).expand_as(values), values)
-        return {"weight": Kept.of(kept)}
+        return {"weight": Kept.from_gradients(kept)}
 
     examples = torch.arange(len(words), device=words.device).unsqueeze(1)
     keys, position = torch.unique(words + examples * vocabulary, return_inverse=True)

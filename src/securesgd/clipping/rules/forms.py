@@ -1,7 +1,7 @@
-"""What one layer reports about its per-example gradients: kept in memory, or measured now and summed later.
+"""The two forms of a layer's per-example gradients: kept in memory, or measured now and summed later.
 
-Both forms answer the only two questions the clipping engine asks: how long is the gradient of each example,
-and what is the sum over examples of factor × gradient. A layer picks whichever is cheaper.
+Both forms give the two results that clipping needs: the norm of each example's gradient, and the sum over examples of
+factor × gradient. A rule returns whichever is cheaper.
 
 Rounding is part of the guarantee. With factors that make every example's share at most C long:
 
@@ -19,11 +19,11 @@ __all__ = [
     "MOST_EXAMPLES",
     "Deferred",
     "ExampleGradient",
+    "FastPathError",
     "Kept",
     "LayerCall",
     "Scratch",
-    "Unfit",
-    "groups_of",
+    "example_groups",
     "joint_examples",
     "nonzero_rows",
     "round_down",
@@ -78,8 +78,8 @@ def rounding_slack(dtype: torch.dtype) -> float:
     return length * sums - 1
 
 
-class Unfit(Exception):  # noqa: N818  (a signal to take the slow path, not an error)
-    """The book-keeping pass cannot prove its result for this model; the message says why."""
+class FastPathError(Exception):
+    """The fast path cannot prove its result for this model, so the slow path is taken; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Kept:
     restore: Callable[[Tensor], Tensor]
 
     @classmethod
-    def of(cls, gradients: Tensor) -> "Kept":
+    def from_gradients(cls, gradients: Tensor) -> "Kept":
         """Return the form for gradients already in the layout of the parameter, shape [examples, ...]."""
         return cls(gradients.unsqueeze(0), lambda raw: raw.squeeze(0))
 
@@ -108,7 +108,7 @@ class Kept:
         `factors` are float64. An example of factor 0 adds nothing, whatever its gradient is; it is overwritten.
         """
         total: Tensor | None = None
-        for group in groups_of(len(factors)):
+        for group in example_groups(len(factors)):
             part = self._group_sum(group, factors[group], None)
             total = part if total is None else total.double().add_(part)
         assert total is not None
@@ -165,7 +165,7 @@ def sum_again(make: Callable[[slice], Kept], squares: Tensor, factors: Tensor, c
     """
     total: Tensor | None = None
     kept: Kept | None = None
-    for group in groups_of(len(factors)):
+    for group in example_groups(len(factors)):
         part: Tensor | None = None
         for start in range(group.start, group.stop, chunk):
             examples = slice(start, min(start + chunk, group.stop))
@@ -216,7 +216,7 @@ def joint_examples(positions: int, dtype: torch.dtype) -> int:
     return joint
 
 
-def groups_of(examples: int) -> list[slice]:
+def example_groups(examples: int) -> list[slice]:
     """Return slices of at most `GROUP` examples, as equal as they can be."""
     step = math.ceil(examples / max(1, math.ceil(examples / GROUP)))
     return [slice(start, min(start + step, examples)) for start in range(0, examples, max(1, step))]
@@ -279,7 +279,7 @@ class LayerCall:
     wanted: frozenset[str]  # the layer's own names of its trainable parameters
     keep: frozenset[str]  # those whose gradients are added to another call's and so must be kept
     scratch: Scratch
-    made_up: bool = False  # the rows are no data: only then may their values decide how the model is run
+    synthetic: bool = False  # the rows are not data: only then may their values decide how the model is run
 
     @property
     def input(self) -> Tensor:

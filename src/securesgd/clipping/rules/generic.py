@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vjp, vmap
 
-from securesgd.clipping.rules.forms import ExampleGradient, Kept, LayerCall, Unfit
+from securesgd.clipping.rules.forms import ExampleGradient, FastPathError, Kept, LayerCall
 
 
 def generic_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
@@ -18,8 +18,8 @@ def generic_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
         forward pass that happened. The gradient of an example where it did not is NaN: it will contribute nothing.
 
     Raises:
-        Unfit: the module cannot be vectorised (data-dependent control flow, randomness), or its re-run differs
-            from what was recorded for most of a made-up batch (randomness, state, examples that influence each other).
+        FastPathError: the module cannot be vectorised (data-dependent control flow, randomness), or its re-run differs
+            from what was recorded for most of a synthetic batch (randomness, state, examples that influence others).
             Examples of the data never decide this: one of them could tip a majority, and with it what all others add.
     """
     trainable = {n: p.detach() for n, p in call.module.named_parameters() if n in call.wanted}
@@ -38,19 +38,19 @@ def generic_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
     try:
         values, gradients = vmap(one_row)(call.inputs, call.output_gradient)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise Unfit(f"its forward cannot be vectorised ({type(error).__name__})") from error
+        raise FastPathError(f"its forward cannot be vectorised ({type(error).__name__})") from error
     if call.output is None or values.shape != call.output.shape:
-        raise Unfit("running it again on each example alone does not give the recorded output")
+        raise FastPathError("running it again on each example alone does not give the recorded output")
     wrong = ~_agreeing_rows(values, call.output)
-    if call.made_up and 2 * int(wrong.sum()) > len(wrong):
-        raise Unfit("running it again on each example alone does not give the recorded output")
+    if call.synthetic and 2 * int(wrong.sum()) > len(wrong):
+        raise FastPathError("running it again on each example alone does not give the recorded output")
     rows = (call.examples, call.copies)
-    found: dict[str, ExampleGradient] = {}
+    example_gradients: dict[str, ExampleGradient] = {}
     for name, gradient in gradients.items():
         if bool(wrong.any()):
             gradient = gradient.index_fill(0, wrong.nonzero().squeeze(1), float("nan"))
-        found[name] = Kept.of(gradient.reshape(*rows, *gradient.shape[1:]).sum(dim=1))
-    return found
+        example_gradients[name] = Kept.from_gradients(gradient.reshape(*rows, *gradient.shape[1:]).sum(dim=1))
+    return example_gradients
 
 
 def _agreeing_rows(again: Tensor, recorded: Tensor) -> Tensor:

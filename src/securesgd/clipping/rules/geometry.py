@@ -16,7 +16,7 @@ Window = tuple[slice, slice]
 class Geometry:
     """Output (i, j) meets input (i·stride + a·dilation − before) under kernel tap (a, b), likewise in columns.
 
-    Padding is zero padding: any other mode is applied to the input beforehand (see `of`).
+    Padding is zero padding: any other mode is applied to the input beforehand (see `from_layer`).
     """
 
     kernel: Pair
@@ -27,7 +27,7 @@ class Geometry:
     groups: int
 
     @classmethod
-    def of(cls, layer: nn.Conv2d, x: Tensor) -> tuple["Geometry", Tensor]:
+    def from_layer(cls, layer: nn.Conv2d, x: Tensor) -> tuple["Geometry", Tensor]:
         """Return the geometry of `layer`, and its input `x` after any padding that is not zero padding."""
         kernel, stride, dilation = (cast(Pair, tuple(v)) for v in (layer.kernel_size, layer.stride, layer.dilation))
         before: Pair
@@ -59,14 +59,14 @@ class Geometry:
         Outputs that meet padding under a tap are left out: they would add zero. A window may be empty.
         """
         stride, dilation, before = self.stride[axis], self.dilation[axis], self.before[axis]
-        found = []
+        windows = []
         for tap in range(self.kernel[axis]):
             shift = tap * dilation - before
             first = max(0, -(shift // stride))  # smallest output with output·stride + shift >= 0
             last = min(outputs - 1, (inputs - 1 - shift) // stride)
             if first <= last:
                 start, stop = first * stride + shift, last * stride + shift + 1
-                found.append((slice(first, last + 1), slice(start, stop, stride)))
+                windows.append((slice(first, last + 1), slice(start, stop, stride)))
             else:
-                found.append((slice(0, 0), slice(0, 0)))
-        return found
+                windows.append((slice(0, 0), slice(0, 0)))
+        return windows

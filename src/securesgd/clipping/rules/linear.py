@@ -16,7 +16,7 @@ from securesgd.clipping.rules.forms import (
     ExampleGradient,
     Kept,
     LayerCall,
-    groups_of,
+    example_groups,
     nonzero_rows,
     round_down,
     squared_lengths,
@@ -31,27 +31,27 @@ def linear_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
     """Return the per-example gradients of a `Linear` layer's wanted parameters."""
     a = call.input.reshape(call.examples, -1, call.input.shape[-1])
     g = call.output_gradient.reshape(call.examples, -1, call.output_gradient.shape[-1])
-    found: dict[str, ExampleGradient] = {}
+    gradients: dict[str, ExampleGradient] = {}
     if "bias" in call.wanted:
-        found["bias"] = Kept.of(g.sum(dim=1))
+        gradients["bias"] = Kept.from_gradients(g.sum(dim=1))
     if "weight" in call.wanted:
-        found["weight"] = _weight_gradient(call, a, g)
-    return found
+        gradients["weight"] = _weight_gradient(call, a, g)
+    return gradients
 
 
 def _weight_gradient(call: LayerCall, a: Tensor, g: Tensor) -> ExampleGradient:
     length, size = a.shape[1], a.shape[2] * g.shape[2]
     if "weight" in call.keep:
-        return Kept.of(torch.bmm(g.transpose(1, 2), a))
+        return Kept.from_gradients(torch.bmm(g.transpose(1, 2), a))
     if length == 1:
         return _vector_gradient(a.squeeze(1), g.squeeze(1))
     gram_cost = length * length * (a.shape[2] + g.shape[2])
     if call.may_keep("weight") and KEEPING * size < gram_cost:
-        return Kept.of(torch.bmm(g.transpose(1, 2), a))
+        return Kept.from_gradients(torch.bmm(g.transpose(1, 2), a))
     squares = _gram_squares(a, g) if gram_cost < length * size else product_squares(a, g)
 
     def again(part: slice) -> Kept:
-        return Kept.of(torch.bmm(g[part].transpose(1, 2), a[part]))
+        return Kept.from_gradients(torch.bmm(g[part].transpose(1, 2), a[part]))
 
     chunk = max(1, CHUNK_ELEMENTS // size)
     return Deferred(squares, lambda factors: sum_again(again, squares, factors, chunk))
@@ -74,7 +74,7 @@ def _vector_gradient(a: Tensor, g: Tensor) -> Deferred:
             inputs, weights = (inputs / power.unsqueeze(1)).to(a.dtype), factors * power
         scaled = nonzero_rows(g, factors) * round_down(weights, g.dtype).unsqueeze(1)
         total: Tensor | None = None
-        for group in groups_of(len(factors)):
+        for group in example_groups(len(factors)):
             part = scaled[group].T @ inputs[group]
             total = part if total is None else total.double().add_(part)
         assert total is not None

@@ -34,7 +34,7 @@ def kept_gradients(
         chunk: examples to unfold at once.
         scratch: memory for the result; None for new memory.
     """
-    layout = _Layout.of(x, g, geometry)
+    layout = _Layout.choose(x, g, geometry)
     shape = (layout.parts, len(g) // copies, *layout.shape)
     raw = g.new_empty(shape) if scratch is None else scratch.empty(shape, like=g)
     for examples in _chunks(len(raw[0]), chunk):
@@ -89,7 +89,7 @@ class _Layout:
     kernel: tuple[int, int]
 
     @classmethod
-    def of(cls, x: Tensor, g: Tensor, geometry: Geometry) -> "_Layout":
+    def choose(cls, x: Tensor, g: Tensor, geometry: Geometry) -> "_Layout":
         channels, maps = x.shape[1] // geometry.groups, g.shape[1] // geometry.groups
         return cls(geometry.kernel[1] * channels < NARROW, geometry.groups, channels, maps, geometry.kernel)
 

@@ -12,7 +12,7 @@ from securesgd.clipping.rules.forms import ExampleGradient, LayerCall
 from securesgd.clipping.rules.generic import generic_gradients
 from securesgd.clipping.rules.linear import linear_gradients
 from securesgd.clipping.rules.normalisation import group_norm_gradients, layer_norm_gradients, scale_gradients
-from securesgd.models.scale import Scale
+from securesgd.models.noise_layer import Scale
 
 Rule = Callable[[LayerCall], dict[str, ExampleGradient]]
 

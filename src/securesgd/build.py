@@ -1,0 +1,233 @@
+"""From a configuration to a network: a built-in one or the user's, with its noise, and the release of r in training."""
+
+__all__ = [
+    "NetworkSource",
+    "build_model",
+    "build_trained_model",
+    "redistribution_of",
+    "redistribution_release",
+    "structure_digest",
+]
+
+import copy
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from securesgd.baselines.adlm.network import AdlmNetwork, cropped_shape
+from securesgd.config import RunConfig
+from securesgd.data.load import load
+from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.methods import method
+from securesgd.models.gradient_scores import Per, redistribution_from_gradients
+from securesgd.models.networks import NETWORKS, network
+from securesgd.models.noisy import NoisyNetwork
+from securesgd.models.redistribution import WAYS, Redistribution, Way
+from securesgd.privacy import GaussianRelease, UnprotectedRelease
+from securesgd.runtime.import_path import load_function
+from securesgd.runtime.key_stream import KeyStream
+from securesgd.training.accounted_run import Interlude
+from securesgd.training.examples import Examples
+
+NetworkSource = str | nn.Module | Callable[..., nn.Module]
+"""A user's network: an import path, a function that builds it, or the module itself."""
+_SCORE_BATCH = 500
+
+
+def build_model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return the network of a configuration, freshly initialised from its seed, with its noise if it has any."""
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        plain = _bare_network(config, input_shape, classes, config.network)
+    if config.adlm is not None:
+        return AdlmNetwork(_sequential(plain), input_shape, config.adlm)
+    chosen, robustness = method(config.method), config.robustness
+    if not chosen.noisy:
+        return plain
+    return NoisyNetwork(
+        plain,
+        input_shape,
+        norm=robustness.norm,  # type: ignore[arg-type]
+        radius_per_std=robustness.radius_per_std(chosen.mechanism),
+        redistribution=config.way,
+        place=robustness.place,  # type: ignore[arg-type]
+        start=robustness.start,
+        seed=config.seed,
+    )
+
+
+def build_trained_model(
+    config: RunConfig,
+    input_shape: tuple[int, ...],
+    classes: int,
+    weights: dict[str, Tensor],
+    *,
+    source: NetworkSource | None = None,
+    structure: str | None = None,
+) -> nn.Module:
+    """Return the network of a configuration with these weights, in eval mode.
+
+    A network that is not built in comes from `source`: the import path in the configuration is never followed by
+    itself, because importing is running code. A module is copied, not changed.
+    Raises: InvalidInputError if a source is needed, or has another structure than the digest `structure`;
+    DamagedFileError if the weights do not fit.
+    """
+    if config.network not in NETWORKS and source is None:
+        raise InvalidInputError(
+            f"this run has a network of its own ({config.network}); give it: load_run(path, network=…) or "
+            "--network package.module:function"
+        )
+    try:
+        if config.network in NETWORKS:
+            if _parameters(config, input_shape, classes) > sum(tensor.numel() for tensor in weights.values()):
+                raise InvalidInputError("it describes a larger network than model.safetensors has weights for")
+            source = config.network
+        with torch.random.fork_rng():
+            plain = _bare_network(config, input_shape, classes, source)
+        model = _with_noise(config, plain, input_shape)
+    except InvalidInputError as error:
+        if config.network not in NETWORKS:
+            raise
+        raise DamagedFileError(f"model.json is damaged: {error}") from None
+    if structure is not None and structure != structure_digest(model):
+        raise InvalidInputError(
+            f"the network has another structure (sha256 {structure_digest(model)[:8]}…) than the one that was trained "
+            f"({structure[:8]}…); valid: the network of {config.network}"
+        )
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise DamagedFileError(f"model.safetensors does not fit config.toml: {reason}") from None
+    return model.eval()
+
+
+def structure_digest(model: nn.Module) -> str:
+    """Return a digest of a model's structure: its layers in words, and the names, shapes and types of its tensors.
+
+    What the code of a module computes besides cannot be compared.
+    """
+    tensors = sorted(f"{name} {list(tensor.shape)} {tensor.dtype}" for name, tensor in model.state_dict().items())
+    return hashlib.sha256(repr((repr(model), tensors)).encode()).hexdigest()
+
+
+def redistribution_of(config: RunConfig, model: NoisyNetwork) -> Redistribution:
+    """Return r as the layer of a model has it now."""
+    variance = 1 / model.whitening**2
+    details = {name: getattr(config.robustness, name) for name in _way(config).details}
+    r = tuple(variance / variance.sum())
+    return Redistribution(way=config.way, shape=model.output_shape, per="unit", r=r, details=details)
+
+
+def redistribution_release(config: RunConfig, model: nn.Module) -> Interlude | None:
+    """Return the release of r from gradients, if the way needs one: on private data it costs, on public data not."""
+    settings, way = config.robustness, _way(config)
+    if not isinstance(model, NoisyNetwork) or way.reads == "nothing":
+        return None
+    event: GaussianRelease | UnprotectedRelease | None = None
+    noise = settings.r_noise_multiplier if way.reads == "private data" and way.protected else 0.0
+    if noise:
+        event = GaussianRelease(noise_multiplier=noise, label="redistribution vector r")
+    elif way.reads == "private data":
+        event = UnprotectedRelease(
+            label="redistribution vector r", reason="r was computed on the private data without noise, as published"
+        )
+
+    def action(model: nn.Module, examples: Examples, stream: KeyStream) -> None:
+        assert isinstance(model, NoisyNetwork)
+        r = redistribution_from_gradients(
+            model,
+            _public_batches(str(config.public_dataset)) if way.reads == "public data" else _batches(examples),
+            way=config.way,
+            noise_multiplier=noise,
+            stream=stream,
+            direction=settings.direction,  # type: ignore[arg-type]
+            beta=settings.beta,
+            per=_per(config, model),
+        )
+        model.set_redistribution(r)
+
+    return Interlude(step=int(settings.r_step * config.training.steps), event=event, action=action)
+
+
+def _way(config: RunConfig) -> Way:
+    """Return the row of the way; one from outside is not imported again: it reads no data and is not learned."""
+    return WAYS.get(config.way, Way())
+
+
+def _with_noise(config: RunConfig, plain: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
+    """Return the network with noise of the right form, whose values are in the weights still to be loaded."""
+    if config.adlm is not None:
+        return AdlmNetwork(_sequential(plain), input_shape, config.adlm)
+    if not method(config.method).noisy:
+        return plain
+    robustness = config.robustness
+    model = NoisyNetwork(plain, input_shape, norm=robustness.norm, place=robustness.place)  # type: ignore[arg-type]
+    model.redistribution, model.start = config.way, robustness.start
+    model.radius_per_std = robustness.radius_per_std(method(config.method).mechanism)
+    model.set_noise(np.ones(model.units), learned=_way(config).learned)
+    return model
+
+
+def _bare_network(
+    config: RunConfig, input_shape: tuple[int, ...], classes: int, source: NetworkSource | None
+) -> nn.Module:
+    """Return a network without noise, from its name, an import path, a function or as it is."""
+    if isinstance(source, str) and source in NETWORKS:
+        adlm = config.adlm
+        shape = input_shape if adlm is None else cropped_shape(input_shape, adlm)
+        return network(source, shape, classes, hidden=adlm and adlm.hidden)  # type: ignore[arg-type]
+    if isinstance(source, NoisyNetwork):
+        raise InvalidInputError("network is a NoisyNetwork; valid: the network without its noise")
+    if isinstance(source, nn.Module):
+        return copy.deepcopy(source)
+    build = load_function(source, "network") if isinstance(source, str) else source
+    if build is None:
+        raise InvalidInputError(f"network {config.network!r} is not built in and was not given")
+    return _call_builder(build, input_shape, classes)
+
+
+def _call_builder(build: Callable[..., nn.Module], input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return what a user's function builds, called with (input_shape, classes) or, if it takes nothing, without."""
+    try:
+        takes_nothing = not inspect.signature(build).parameters
+    except (TypeError, ValueError):
+        takes_nothing = False
+    model = build() if takes_nothing else build(input_shape, classes)
+    if not isinstance(model, nn.Module):
+        raise InvalidInputError(f"network: {build!r} returned {type(model).__name__}; valid: a torch.nn.Module")
+    return model
+
+
+def _sequential(plain: nn.Module) -> nn.Sequential:
+    if not isinstance(plain, nn.Sequential):
+        raise InvalidInputError(f"AdLM needs a built-in network, got {type(plain).__name__}")
+    return plain
+
+
+def _parameters(config: RunConfig, input_shape: tuple[int, ...], classes: int) -> int:
+    """Return the number of weights of the network without its noise, which is not built: a file may claim any size."""
+    with torch.device("meta"):
+        plain = _bare_network(config, input_shape, classes, config.network)
+        return sum(weight.numel() for weight in plain.parameters())
+
+
+def _per(config: RunConfig, model: NoisyNetwork) -> Per:
+    is_convolution = config.robustness.place == "first-layer" and len(model.output_shape) == 3
+    return config.robustness.per or ("channel" if is_convolution else "unit")  # type: ignore[return-value]
+
+
+def _batches(examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
+    for start in range(0, len(examples), _SCORE_BATCH):
+        yield examples.batch(np.arange(start, min(start + _SCORE_BATCH, len(examples))))
+
+
+def _public_batches(dataset: str) -> Iterator[tuple[Tensor, Tensor]]:
+    public = load(dataset)
+    for start in range(0, len(public.train_inputs), _SCORE_BATCH):
+        part = slice(start, start + _SCORE_BATCH)
+        yield public.train_inputs[part], public.train_targets[part]

@@ -1,0 +1,304 @@
+"""Making a run: data and a network → DP-SGD with a ledger → a complete run folder."""
+
+__all__ = ["train", "train_run"]
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from securesgd.baselines.adlm.network import AdlmNetwork
+from securesgd.baselines.adlm.preparation import adlm_training_arguments
+from securesgd.build import build_model, redistribution_of, redistribution_release, structure_digest
+from securesgd.clipping.slow_path import Loss
+from securesgd.config import IN_MEMORY, OWN_NETWORK, RobustnessSettings, RunConfig, saved_config
+from securesgd.data.load import LoadedData, load
+from securesgd.errors import InvalidInputError, SecureSGDError, nearest
+from securesgd.models.noisy import NoisyNetwork
+from securesgd.models.predict import accuracy
+from securesgd.privacy import Ledger
+from securesgd.report.plots import redistribution_figure
+from securesgd.run import FORMAT, Run, tensors_of
+from securesgd.runtime import run_folder as names
+from securesgd.runtime.import_path import is_import_path
+from securesgd.runtime.machine import environment
+from securesgd.runtime.run_folder import RunFolder
+from securesgd.runtime.storage import file_digest, write_json, write_whole
+from securesgd.runtime.tensors import load_tensors
+from securesgd.training.examples import examples_of
+from securesgd.training.loop import StepReport, per_example_cross_entropy
+from securesgd.training.loop import train as train_model
+from securesgd.training.settings import TrainingSettings
+
+_WATCHED = 1000  # held-out examples looked at during training
+
+
+def train(
+    model: nn.Module,
+    data: "LoadedData | Dataset[Any] | tuple[Tensor, Tensor] | str",
+    *,
+    out: str | Path,
+    test: "Dataset[Any] | tuple[Tensor, Tensor] | None" = None,
+    network: str | None = None,
+    loss: Loss = per_example_cross_entropy,
+    on_step: Callable[[StepReport], Any] | None = None,
+    resume: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train any module by DP-SGD in place, leave a complete run folder in `out`, and return the run.
+
+    Guarantee: that of `training.loop.train`: the weights are (epsilon, delta)-differentially private for `data`; what
+    is written to the folder is covered by its ledger, except `metrics.jsonl`, which is about the test set.
+    Assumes: as there; in particular the initial weights do not depend on `data`.
+    Raises: InvalidInputError for settings, data or a model that do not fit, or a folder in use (`resume` continues it).
+
+    `data` is a pair of tensors, a torch Dataset, a data set by name or path, or what `load_data` returned; `test` is
+    for the test accuracy only. Give `network` as an import path, package.module:function, if the command line is to
+    rebuild the module; otherwise `load_run` takes the module. `settings` are those of `TrainingSettings` (epsilon,
+    delta, batch_size, steps, …) and of `RobustnessSettings` (r_step, …).
+    """
+    loaded = load(data) if isinstance(data, str) else data if isinstance(data, LoadedData) else None
+    config = _own_config(model, loaded, network, settings)
+    examples = (loaded.train_inputs, loaded.train_targets) if loaded is not None else data
+    test_set = tensors_of(test) if test is not None else None if loaded is None else tensors_of(loaded)
+    job = _Job(config=config, model=model, examples=examples, test_set=test_set, loaded=loaded, loss=loss)
+
+    def prepare(saved: RunConfig) -> _Job:
+        if saved != config:
+            raise InvalidInputError(
+                f"{out} was started with other settings: {_difference(saved, config)}; use the same"
+            )
+        return job
+
+    return _run_job(Path(out), prepare, config, resume=resume, on_step=on_step)
+
+
+def train_run(
+    config: RunConfig,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    on_step: Callable[[StepReport], Any] | None = None,
+) -> Run:
+    """Train as configured, leave a complete run folder and return the run; `train` is for modules of your own.
+
+    Guarantee: as of `train`.
+    Raises: InvalidInputError if the folder is in use (and not resumed) or anything does not fit; OSError with the name
+    of the file that could not be written. A new run that fails before its first release leaves nothing behind, so that
+    the same call can be made again; a later one can be resumed.
+
+    `on_step` gets each step's report, now and then with the accuracy on the held-out examples if there are any.
+    """
+
+    def prepare(config: RunConfig) -> "_Job":
+        loaded = load(config.dataset, holdout=config.holdout, seed=config.seed)
+        return _Job(
+            config=config,
+            model=build_model(config, loaded.input_shape, loaded.classes),
+            examples=(loaded.train_inputs, loaded.train_targets),
+            test_set=tensors_of(loaded),
+            loaded=loaded,
+        )
+
+    return _run_job(Path(folder), prepare, config, resume=resume, on_step=on_step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What is to be trained, on what."""
+
+    config: RunConfig
+    model: nn.Module
+    examples: Any
+    test_set: tuple[Tensor, Tensor] | None
+    loaded: LoadedData | None
+    loss: Loss = per_example_cross_entropy
+
+
+def _run_job(
+    folder: Path,
+    prepare: Callable[[RunConfig], _Job],
+    config: RunConfig,
+    *,
+    resume: bool,
+    on_step: Callable[[StepReport], Any] | None,
+) -> Run:
+    """Claim the folder, train, write the records. A new run that fails before its first release leaves nothing."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(f"{str(folder)!r} is not a text of Unicode characters; choose another folder") from None
+    new_folders = [place for place in (folder, *folder.parents) if not place.exists()]
+    files = RunFolder(folder)
+    is_new = not files.occupied
+    try:
+        config = _claim(config, files, resume)
+        job = prepare(config)
+        if files.complete:
+            job.model.load_state_dict(load_tensors(files.model).tensors)
+            return Run(folder, config, job.model, job.loaded)
+        return _train_job(job, files, on_step)
+    except Exception:  # whatever it is, the same command shall be possible again
+        if is_new:
+            _withdraw(files, new_folders)
+        raise
+
+
+def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any] | None) -> Run:
+    """Train and write the records of a run whose folder is claimed."""
+    config, model, folder = job.config, job.model, files.path
+    choices: dict[str, Any] = {"loss": job.loss, "interlude": redistribution_release(config, model)}
+    if isinstance(model, NoisyNetwork):
+        choices["project"] = lambda _: model.project()
+    if isinstance(model, AdlmNetwork):
+        choices = adlm_training_arguments(model, config.training)
+    result = train_model(
+        model,
+        job.examples,
+        config.training,
+        folder,
+        resume=True,  # the folder is ours: a new run has a configuration in it and nothing else
+        on_step=None if on_step is None else _watch(model, job.loaded, on_step),
+        **choices,
+    )
+    if isinstance(model, NoisyNetwork):
+        r = redistribution_of(config, model)
+        r.save(folder / names.REDISTRIBUTION)
+        title = f"{config.dataset}: {config.way} r, noise at the {config.robustness.place.replace('-', ' ')}"
+        redistribution_figure(r.r, r.shape, title, folder / names.REDISTRIBUTION_PICTURE)
+    score = accuracy(model, *job.test_set) if job.test_set is not None else None
+    epsilon = result.statement.accounted_epsilon
+    metrics = {
+        "step": result.steps,
+        "epsilon": epsilon if np.isfinite(epsilon) else "inf",
+        "test_accuracy": score,
+        "test_images": 0 if job.test_set is None else len(job.test_set[1]),
+    }
+    write_whole(folder / names.METRICS, (json.dumps(metrics) + "\n").encode())
+    write_json(folder / names.ENVIRONMENT, environment() | {"threads": torch.get_num_threads()})
+    record = _model_record(job, folder) | {"statement": result.statement.json()}
+    write_json(folder / names.MODEL, record)  # the last file: the run is finished
+    return Run(folder, config, model, job.loaded)
+
+
+def _watch(
+    model: nn.Module, loaded: LoadedData | None, on_step: Callable[[StepReport], Any]
+) -> Callable[[StepReport], Any]:
+    """Return a step callback that adds the held-out accuracy, twenty times per run."""
+    if loaded is None or loaded.holdout_inputs is None or loaded.holdout_targets is None:
+        return on_step
+    inputs, targets = loaded.holdout_inputs[:_WATCHED], loaded.holdout_targets[:_WATCHED]
+
+    def watch(report: StepReport) -> Any:
+        due = report.step % max(1, report.steps // 20) == 0
+        score = accuracy(model, inputs, targets, draws=3) if due else None
+        return on_step(replace(report, held_out=score))
+
+    return watch
+
+
+def _own_config(
+    model: nn.Module, loaded: LoadedData | None, network: str | None, settings: dict[str, Any]
+) -> RunConfig:
+    """Return the configuration that describes a run of a user's own module."""
+    if network is not None and not is_import_path(network):
+        raise InvalidInputError(f"network is {network!r}; valid: an import path like package.module:function, or None")
+    tables: dict[str, dict[str, Any]] = {"training": {}, "robustness": {}, "top": {}}
+    places = {field.name: "robustness" for field in fields(RobustnessSettings)}
+    places |= {field.name: "training" for field in fields(TrainingSettings)} | {"public_dataset": "top"}
+    for name, value in settings.items():
+        if name not in places:
+            raise InvalidInputError(f"unknown setting {name!r}: {nearest(name, places)}")
+        if value is not None:
+            tables[places[name]][name] = value
+    private = bool(tables["training"].get("private", True))
+    if isinstance(model, NoisyNetwork):
+        if model.radius_per_std is None:
+            raise InvalidInputError("radius_per_std is None; valid: NoisyNetwork(…, radius_per_std=0.05), say")
+        redistributed = model.redistribution != "uniform"
+        method = ("secure-sgd" if redistributed else "secure-sgd-agm") if private else "hgm-pixeldp"
+        tables["robustness"] |= {
+            "norm": model.norm, "place": model.place, "unit": model.radius_per_std, "start": model.start,
+            "redistribution": model.redistribution,
+        }  # fmt: skip
+    else:
+        method = "dpsgd" if private else "sgd"
+    source = {} if loaded is None else {"seed": loaded.source["seed"], "holdout": loaded.source["sizes"]["holdout"]}
+    return RunConfig(
+        dataset=IN_MEMORY if loaded is None else loaded.name,
+        method=method,
+        network=network or OWN_NETWORK,
+        robustness=RobustnessSettings(**tables["robustness"]),
+        training=TrainingSettings.from_dict(tables["training"]),
+        **source,
+        **tables["top"],
+    )
+
+
+def _difference(saved: RunConfig, given: RunConfig) -> str:
+    """Return what differs between two configurations, as it is saved."""
+    pairs = zip(saved.to_toml().splitlines(), given.to_toml().splitlines(), strict=False)
+    return ", ".join(line for line, other in pairs if line != other)
+
+
+def _claim(config: RunConfig, files: RunFolder, resume: bool) -> RunConfig:
+    """Return the configuration to use: of a resumed run its own. Write `config.toml` into a new folder."""
+    folder = files.path
+    if folder.exists() and not folder.is_dir():
+        raise InvalidInputError(f"{folder} is a file; give the path of a folder")
+    if files.occupied and not resume:
+        raise InvalidInputError(f"{folder} is not empty; resume it with --resume, or choose another folder")
+    if files.occupied:
+        return saved_config(folder)
+    write_whole(folder / names.CONFIG, config.to_toml().encode())
+    return config
+
+
+def _withdraw(files: RunFolder, new_folders: list[Path]) -> None:
+    """Remove a run that failed before its first release: its files, and its new folders, deepest first.
+
+    A ledger that names a release stays, and everything with it: it counts, and the run can be resumed.
+    """
+    try:
+        if files.ledger.exists():
+            with Ledger.open(files.ledger) as opened:
+                if opened.events:
+                    return
+        for path in (files.checkpoint, files.ledger, files.secret, files.path / names.CONFIG):
+            path.unlink(missing_ok=True)
+        for folder in new_folders:
+            folder.rmdir()
+    except (SecureSGDError, OSError):
+        return  # the error that led here is the one to be told; --resume or another folder is the way on
+
+
+def _model_record(job: _Job, folder: Path) -> dict[str, Any]:
+    """Return what `model.json` says of network and data, without a number of examples that is not public."""
+    config, loaded = job.config, job.loaded
+    if loaded is None:
+        inputs, _ = examples_of(job.examples).batch(np.arange(1))
+        with torch.no_grad():
+            classes = job.model(inputs.to(next(job.model.parameters()).device)).shape[1]
+        shape, class_names = tuple(inputs.shape[1:]), [str(number) for number in range(classes)]
+        source: dict[str, Any] = {"name": IN_MEMORY}
+    else:
+        shape, class_names, source = loaded.input_shape, list(loaded.class_names), loaded.source
+        if config.training.adjacency == "add-or-remove-one":
+            source = source | {"sizes": {"test": source["sizes"]["test"]}}
+    return {
+        "format": FORMAT,
+        "config_sha256": file_digest(folder / names.CONFIG),
+        "network": config.network,
+        "structure_sha256": structure_digest(job.model),
+        "method": config.method,
+        "input_shape": list(shape),
+        "classes": len(class_names),
+        "class_names": class_names,
+        "data": source,
+    }
