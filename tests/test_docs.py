@@ -1,15 +1,13 @@
-"""The documents name functions and tests that exist, and the README's commands run."""
+"""The documents name functions, tests, settings and commands that exist."""
 
 import ast
-import contextlib
 import dataclasses
-import io
 import re
 from pathlib import Path
 
 import pytest
 
-from securesgd.baselines.adlm.settings import AdlmSettings
+from securesgd.baselines.adlm.budget import AdlmSettings
 from securesgd.config import RobustnessSettings, RunConfig
 from securesgd.training.settings import TrainingSettings
 
@@ -50,11 +48,3 @@ def test_every_setting_is_on_the_page_of_settings():
     for table in (RunConfig, RobustnessSettings, TrainingSettings, AdlmSettings):
         for field in dataclasses.fields(table):
             assert field.name in ("robustness", "adlm", "training") or f"`{field.name}`" in page, field.name
-
-
-def test_the_session_in_the_readme_prints_what_it_says():
-    code, output = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.S).groups()
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(code, "README.md", "exec"), {})
-    assert printed.getvalue() == output

@@ -19,7 +19,7 @@ from PIL import Image
 
 from securesgd.config import RunConfig, run_config
 from securesgd.errors import DamagedFileError, InvalidInputError
-from securesgd.run import train_run
+from securesgd.run_training import train_run
 from securesgd.runtime.storage import parse_json, read_bytes, read_json, read_toml, write_json, write_whole
 from tests.command_line import run_here
 

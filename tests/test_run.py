@@ -15,7 +15,8 @@ from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
 from securesgd.models.redistribution import Redistribution
 from securesgd.privacy import GaussianRelease, Ledger, replayed_statement
-from securesgd.run import finished_run, load_run, train_run
+from securesgd.run import load_run
+from securesgd.run_training import train_run
 from tests.command_line import run, run_here
 
 QUICK = {"steps": 12, "batch_size": 200, "accountant": "rdp", "noise_seed": 1}
@@ -32,13 +33,14 @@ def test_every_method_leaves_a_complete_run_folder(method, tmp_path):
     expected = {"config.toml", "model.safetensors", "model.json", "ledger.jsonl", "metrics.jsonl", "environment.json"}
     expected |= {"redistribution.json", "redistribution.png"} if METHODS[method].noisy else set()
     assert {file.name for file in folder.iterdir()} == expected
-    assert result.statement.guaranteed_but_for_seed == METHODS[method].private
-    assert not result.statement.guaranteed
-    assert replayed_statement(folder / "ledger.jsonl").epsilon == result.statement.epsilon
-    config, model = load_run(folder)
+    assert result.privacy.guaranteed_but_for_seed == METHODS[method].private
+    assert not result.privacy.guaranteed
+    assert replayed_statement(folder / "ledger.jsonl").epsilon == result.privacy.epsilon
+    loaded = load_run(folder)
+    config, model = loaded.config, loaded.model
     assert config == result.config
-    again = finished_run(folder)
-    assert (again.config, again.test_accuracy, again.statement) == (config, result.test_accuracy, result.statement)
+    again = load_run(folder)
+    assert (again.config, again.test_accuracy, again.privacy) == (config, result.test_accuracy, result.privacy)
     assert accuracy(model, result.data.test_inputs, result.data.test_targets) == result.test_accuracy
     assert isinstance(model, NoisyNetwork) == METHODS[method].noisy
     if isinstance(model, NoisyNetwork):
@@ -54,8 +56,8 @@ def test_private_r_is_in_the_ledger_and_in_the_epsilon(tmp_path):
         (release,) = [event for event in ledger.events if isinstance(event, GaussianRelease)]
         assert release.label == "redistribution vector r"
         assert ledger.steps_charged == 12
-    assert replayed_statement(tmp_path / "run" / "ledger.jsonl") == result.statement
-    assert 4.0 - 4e-3 < result.statement.accounted_epsilon <= 4.0
+    assert replayed_statement(tmp_path / "run" / "ledger.jsonl") == result.privacy
+    assert 4.0 - 4e-3 < result.privacy.accounted_epsilon <= 4.0
 
 
 @pytest.mark.parametrize("changes", [{"place": "first-layer"}, {"redistribution": "private", "checkpoint_steps": 1}])
@@ -64,7 +66,7 @@ def test_a_resumed_run_ends_with_the_same_bits(changes, tmp_path):
     config = quick("secure-sgd", **{"checkpoint_steps": 2} | changes)
     whole = train_run(config, tmp_path / "whole")
 
-    def stop(report, _):
+    def stop(report):
         if report.step == 5:
             raise KeyboardInterrupt
 
@@ -76,7 +78,7 @@ def test_a_resumed_run_ends_with_the_same_bits(changes, tmp_path):
 
 
 def test_published_r_voids_the_guarantee(tmp_path):
-    statement = train_run(quick("secure-sgd", redistribution="as-published"), tmp_path / "run").statement
+    statement = train_run(quick("secure-sgd", redistribution="as-published"), tmp_path / "run").privacy
     assert not statement.guaranteed
     assert "not guaranteed" in statement.in_words
 
@@ -146,7 +148,7 @@ def test_train_command(tmp_path):
             "takes key=value",
         ),
         (["--resume", "--out", str(tmp_path / "none")], "no readable config.toml"),
-        (["--resume", "--out", folder, "--epsilon", "9"], "leave the other options out"),
+        (["--resume", "--out", folder, "--epsilon", "9"], "leave out epsilon = 9.0"),
         (["--dataset", "digits", "--method", "dpsgd"], "out"),
     ):
         result = run_here("train", *arguments)
@@ -169,7 +171,7 @@ def trained_once(tmp_path_factory):
 
 @pytest.fixture
 def small_run(trained_once, tmp_path):
-    return Path(shutil.copytree(trained_once.folder, tmp_path / "run"))
+    return Path(shutil.copytree(trained_once.path, tmp_path / "run"))
 
 
 def test_resuming_a_damaged_run_deletes_nothing(trained_once, small_run):
@@ -197,7 +199,7 @@ def test_resuming_a_finished_run_changes_nothing_and_reads_its_own_settings(trai
     folder, config, first = small_run, trained_once.config, trained_once
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     again = train_run(config, folder, resume=True)
-    assert (again.statement, again.test_accuracy) == (first.statement, first.test_accuracy)
+    assert (again.privacy, again.test_accuracy) == (first.statement, first.test_accuracy)
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace("steps = 2", "steps = 3"))

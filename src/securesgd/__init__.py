@@ -10,13 +10,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from securesgd.attacks.evaluate import Evaluation
     from securesgd.certificates.certify import certify
     from securesgd.certificates.record import Certificates, CertifySettings
     from securesgd.certificates.verify import CertifiedClassifier, verify
+    from securesgd.data.load import LoadedData, load_data
     from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError, SecureSGDError
+    from securesgd.models.networks import network
     from securesgd.models.noisy import NoisyNetwork
     from securesgd.privacy.mechanism import HeterogeneousGaussianMechanism, Release
     from securesgd.privacy.statement import PrivacyStatement
+    from securesgd.run import Prediction, Run, load_run
+    from securesgd.run_training import train
+    from securesgd.training.loop import StepReport
 
 __version__ = "0.2.0"
 
@@ -25,40 +31,58 @@ __all__ = [
     "CertifiedClassifier",
     "CertifySettings",
     "DamagedFileError",
+    "Evaluation",
     "HeterogeneousGaussianMechanism",
     "InvalidInputError",
+    "LoadedData",
     "NoisyNetwork",
+    "Prediction",
     "PrivacyError",
     "PrivacyStatement",
     "Release",
+    "Run",
     "SecureSGDError",
+    "StepReport",
     "__version__",
     "certify",
+    "load_data",
+    "load_run",
+    "network",
+    "train",
     "verify",
 ]
 
-_HOMES = {
+_MODULES = {
     "Certificates": "certificates.record",
     "CertifiedClassifier": "certificates.verify",
     "CertifySettings": "certificates.record",
     "DamagedFileError": "errors",
+    "Evaluation": "attacks.evaluate",
     "HeterogeneousGaussianMechanism": "privacy.mechanism",
     "InvalidInputError": "errors",
+    "LoadedData": "data.load",
     "NoisyNetwork": "models.noisy",
+    "Prediction": "run",
     "PrivacyError": "errors",
     "PrivacyStatement": "privacy.statement",
     "Release": "privacy.mechanism",
+    "Run": "run",
     "SecureSGDError": "errors",
+    "StepReport": "training.loop",
     "certify": "certificates.certify",
+    "load_data": "data.load",
+    "load_run": "run",
+    "network": "models.networks",
+    "train": "run_training",
     "verify": "certificates.verify",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'securesgd' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"securesgd.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"securesgd.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from securesgd.baselines.adlm.network import AdlmNetwork, seen_shape
+from securesgd.baselines.adlm.network import AdlmNetwork, cropped_shape
 from securesgd.config import RunConfig
 from securesgd.data.load import load
 from securesgd.errors import DamagedFileError, InvalidInputError
@@ -179,7 +179,7 @@ def _bare_network(
     """Return a network without noise, from its name, an import path, a function or as it is."""
     if isinstance(source, str) and source in NETWORKS:
         adlm = config.adlm
-        shape = input_shape if adlm is None else seen_shape(input_shape, adlm)
+        shape = input_shape if adlm is None else cropped_shape(input_shape, adlm)
         return network(source, shape, classes, hidden=adlm and adlm.hidden)  # type: ignore[arg-type]
     if isinstance(source, NoisyNetwork):
         raise InvalidInputError("network is a NoisyNetwork; valid: the network without its noise")

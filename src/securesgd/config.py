@@ -20,7 +20,7 @@ from typing import Any, get_args
 
 import tomli_w
 
-from securesgd.baselines.adlm.settings import AdlmSettings
+from securesgd.baselines.adlm.budget import AdlmSettings
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.methods import method
 from securesgd.models.noisy import Place
@@ -32,7 +32,7 @@ from securesgd.runtime.storage import read_toml
 from securesgd.theory import NORMS, noise_multiplier
 from securesgd.theory.redistribution import Direction
 from securesgd.training.settings import TrainingSettings
-from securesgd.validate import count_checked, positive_checked, types_checked
+from securesgd.validate import validate_count, validate_positive, validate_types
 
 IN_MEMORY, OWN_NETWORK = "in-memory", "own"
 """What a configuration says of data and a network that only the caller has."""
@@ -66,7 +66,7 @@ class RobustnessSettings:
     """When r is computed from gradients: after this share of the steps."""
 
     def __post_init__(self) -> None:
-        types_checked(self)
+        validate_types(self)
         choices = {
             "norm": NORMS, "place": get_args(Place), "direction": get_args(Direction), "per": ("unit", "channel"),
             "redistribution": WAYS, "start": [name for name, way in WAYS.items() if way.first is not None],
@@ -78,9 +78,9 @@ class RobustnessSettings:
             if not (name in ("redistribution", "start") and is_import_path(value)):  # imported when it is used
                 raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
         for name in ("robust_epsilon", "attack_size", "r_noise_multiplier", "beta"):
-            positive_checked(name, getattr(self, name))
+            validate_positive(name, getattr(self, name))
         if self.unit is not None:
-            positive_checked("unit", self.unit)
+            validate_positive("unit", self.unit)
         if not 0 < self.robust_delta < 1:
             raise InvalidInputError(f"robust_delta is {self.robust_delta!r}; valid: 0 < robust_delta < 1")
         if not 0 <= self.r_step < 1:
@@ -111,10 +111,10 @@ class RunConfig:
     training: TrainingSettings
 
     def __post_init__(self) -> None:
-        types_checked(self)
+        validate_types(self)
         chosen = method(self.method)
-        count_checked("holdout", self.holdout, at_least=0)
-        count_checked("seed", self.seed, at_least=0)
+        validate_count("holdout", self.holdout, at_least=0)
+        validate_count("seed", self.seed, at_least=0)
         if chosen.private != self.training.private:
             stated = str(self.training.private).lower()
             raise InvalidInputError(

@@ -19,21 +19,23 @@ from torch.utils.data import Dataset
 
 from securesgd.attacks.evaluate import Evaluation, EvaluationSettings, evaluate_run
 from securesgd.attacks.falsify import check_run
-from securesgd.attacks.settings import PAPER_ATTACKS, attack_settings
+from securesgd.attacks.settings import AttackFunction, attack_grid
 from securesgd.build import NetworkSource, build_trained_model
 from securesgd.certificates.certify import certify
 from securesgd.certificates.record import CertifySettings
-from securesgd.certificates.run_certificates import certify_run
-from securesgd.certificates.weights import known_sensitivity
+from securesgd.certificates.run_certificates import RunCertificates, certify_run
+from securesgd.certificates.sensitivity import known_sensitivity
 from securesgd.config import IN_MEMORY, RunConfig, saved_config
 from securesgd.data.load import LoadedData, load
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.privacy import PrivacyStatement, replayed_statement
+from securesgd.report.gallery import draw_gallery
 from securesgd.report.page import report
 from securesgd.report.plots import certified_curves_figure
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.import_path import is_import_path
+from securesgd.runtime.processes import Processes
 from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.storage import file_digest, parse_json, read_bytes, read_json
 from securesgd.runtime.tables import read_rows
@@ -113,36 +115,35 @@ class Run:
         norms: str | Sequence[str] | None = None,
         examples: int | None = None,
         settings: CertifySettings | None = None,
+        at_radii: Sequence[float] | None = None,
+        rules: Sequence[str] = (),
         again: bool = False,
         on_progress: Callable[[float, int], None] | None = None,
         **changes: Any,
-    ) -> dict[str, Any]:
+    ) -> RunCertificates:
         """Certify the first `examples` of the test set (None: all) and keep the certificates in the run folder.
 
         Guarantee: that of `certificates.certify`, for a test set fixed beforehand (the noise has a seed).
         Raises: InvalidInputError for a model without noise, or settings other than those of certificates there.
 
-        `changes` are settings of `CertifySettings`: draws, failure_prob, radius, tolerance, seed, …
+        `at_radii` are the radii of the summaries; `rules` are import paths of certificate rules from outside. `changes`
+        are settings of `CertifySettings`: draws, failure_prob, radius, tolerance, seed, …
         """
-        if not isinstance(self.model, NoisyNetwork):
-            raise InvalidInputError(
-                f"{self.path} was trained with {self.config.method}, without noise: there is nothing to certify"
-            )
         inputs, targets = self._test_set(test_set)
         chosen = [norms] if isinstance(norms, str) else list(norms or [self.config.robustness.norm])
         settings = replace(settings or CertifySettings(seed=0), **{"norm": chosen[0]} | changes)
-        count = len(inputs) if examples is None else min(examples, len(inputs))
-        records = certify_run(
+        certificates = certify_run(
             self.path, self.model, inputs, targets, chosen, settings,
-            examples=count, again=again, on_progress=on_progress,
+            examples=examples, at_radii=at_radii, rules=rules, again=again, on_progress=on_progress,
         )  # fmt: skip
-        certified_curves_figure(read_rows(self.path / names.CERTIFICATES), self.path / names.CERTIFICATE_PICTURE)
-        return records
+        if Processes().is_first:
+            certified_curves_figure(certificates.rows, self.path / names.CERTIFICATE_PICTURE)
+        return certificates
 
     def attack(
         self,
         test_set: "Dataset[Any] | tuple[Tensor, Tensor] | None" = None,
-        attacks: str | Sequence[str] = PAPER_ATTACKS,
+        attacks: str | AttackFunction | Sequence[str | AttackFunction] = "all",
         *,
         budget: float | Sequence[float] = 0.1,
         examples: int | None = 500,
@@ -156,31 +157,37 @@ class Run:
     ) -> Evaluation:
         """Attack the first `examples` of the test set (None: all), and keep the rows in the run folder.
 
-        Each attack is measured by the harness at each budget, certificates beside it. `changes` are settings of
-        `AttackSettings`: norm, steps, eot, restarts, protocol, seed, …
+        `attacks` are names of `attacks.settings.ATTACKS`, import paths or functions; `all` are those of the paper. Each
+        is measured by the harness at each budget, certificates beside it. `changes` are settings of `AttackSettings`:
+        norm, steps, eot, restarts, protocol, seed, …
         """
-        chosen = [attacks] if isinstance(attacks, str) else list(attacks)
-        budgets = [float(budget)] if isinstance(budget, int | float) else [float(value) for value in budget]
-        settings = [attack_settings(a, b, dataset=self.config.dataset, **changes) for a in chosen for b in budgets]
+        grid = attack_grid(attacks, budget, dataset=self.config.dataset, **changes)
         inputs, targets = self._test_set(test_set)
-        count = len(inputs) if examples is None else min(examples, len(inputs))
-        return evaluate_run(
-            self.path, self.model, inputs[:count], targets[:count], settings,
+        evaluation = evaluate_run(
+            self.path, self.model, inputs, targets, grid,
             EvaluationSettings(draws=draws, certify_draws=certify_draws),
-            again=again, keep_images=keep_images, probes=sanity_checks, on_progress=on_progress,
+            examples=examples or 0, again=again, keep_images=keep_images, probes=sanity_checks, on_progress=on_progress,
         )  # fmt: skip
+        class_names = self.record["class_names"]
+        picture = draw_gallery(self.path, evaluation, inputs, dataset=self.config.dataset, class_names=class_names)
+        return replace(evaluation, picture=picture)
 
     def check(
         self,
         test_set: "Dataset[Any] | tuple[Tensor, Tensor] | None" = None,
         *,
         norm: str | None = None,
+        examples: int | None = None,
         on_progress: Callable[[str, float], None] | None = None,
         **effort: Any,
     ) -> dict[str, Any]:
-        """Search the certified balls of one norm for a counter-example; write and return what was found."""
+        """Search the certified balls of one norm for a counter-example; write and return the result.
+
+        `examples` are the first ones that have certificates; None: all of them.
+        """
         norm = norm or self.config.robustness.norm
         rows = [row for row in read_rows(self.path / names.CERTIFICATES) if row["norm"] == norm]
+        rows = rows if examples is None else [row for row in rows if row["index"] < examples]
         record = read_json(self.path / names.CERTIFICATE_RECORD)[norm]
         assert isinstance(self.model, NoisyNetwork)
         bound = known_sensitivity(self.model, norm, self.path / names.SENSITIVITY)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from securesgd.baselines.adlm.network import AdlmNetwork
-from securesgd.baselines.adlm.preparation import adlm_choices
+from securesgd.baselines.adlm.preparation import adlm_training_arguments
 from securesgd.build import build_model, redistribution_of, redistribution_release, structure_digest
 from securesgd.clipping.slow_path import Loss
 from securesgd.config import IN_MEMORY, OWN_NETWORK, RobustnessSettings, RunConfig, saved_config
@@ -68,7 +68,15 @@ def train(
     examples = (loaded.train_inputs, loaded.train_targets) if loaded is not None else data
     test_set = tensors_of(test) if test is not None else None if loaded is None else tensors_of(loaded)
     job = _Job(config=config, model=model, examples=examples, test_set=test_set, loaded=loaded, loss=loss)
-    return _run_job(Path(out), lambda _: job, config, resume=resume, on_step=on_step)
+
+    def prepare(saved: RunConfig) -> _Job:
+        if saved != config:
+            raise InvalidInputError(
+                f"{out} was started with other settings: {_difference(saved, config)}; use the same"
+            )
+        return job
+
+    return _run_job(Path(out), prepare, config, resume=resume, on_step=on_step)
 
 
 def train_run(
@@ -149,7 +157,7 @@ def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any]
     if isinstance(model, NoisyNetwork):
         choices["project"] = lambda _: model.project()
     if isinstance(model, AdlmNetwork):
-        choices = adlm_choices(model, config.training)
+        choices = adlm_training_arguments(model, config.training)
     result = train_model(
         model,
         job.examples,
@@ -231,6 +239,12 @@ def _own_config(
         **source,
         **tables["top"],
     )
+
+
+def _difference(saved: RunConfig, given: RunConfig) -> str:
+    """Return what differs between two configurations, as it is saved."""
+    pairs = zip(saved.to_toml().splitlines(), given.to_toml().splitlines(), strict=False)
+    return ", ".join(line for line, other in pairs if line != other)
 
 
 def _claim(config: RunConfig, files: RunFolder, resume: bool) -> RunConfig:

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from securesgd.certificates.certify import certify, draws_needed
-from securesgd.certificates.recheck import smoothed_votes
-from securesgd.certificates.record import ALL_RULES, CertifySettings, published_whitened_sensitivity
+from securesgd.certificates.record import CertifySettings
+from securesgd.certificates.sensitivity import published_whitened_sensitivity
+from securesgd.certificates.votes import smoothed_votes
 from securesgd.theory import NORMS, certified_radius, clopper_pearson_lower, published_sensitivity
+from securesgd.theory.certificates import BUILT_IN_RULES
 
 from .closed_forms import linear_input, middle_network, two_class_linear
 from .test_votes import INDICES, INPUTS, small, votes
@@ -82,7 +84,7 @@ def test_bounds_are_of_the_counted_draws_and_the_class_of_the_others():
 def test_radii_of_all_rules_come_from_the_same_bounds(norm):
     model = small()
     found = certify(model, INPUTS, replace(QUICK, norm=norm))
-    assert tuple(found.radius) == ALL_RULES
+    assert tuple(found.radius) == BUILT_IN_RULES
     delta = model.sensitivity(norm).upper
     for rule in ("tight", "analytic", "extended", "classic"):
         expected = certified_radius(

@@ -15,7 +15,7 @@ import pytest
 
 from securesgd.certificates.record import CertifySettings
 from securesgd.certificates.run_certificates import CERTIFICATES, RECORD, SENSITIVITIES, certify_run
-from securesgd.certificates.weights import known_sensitivity
+from securesgd.certificates.sensitivity import known_sensitivity
 from securesgd.data.load import load
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.report.run_record import read_run
@@ -41,7 +41,7 @@ def folder(made, tmp_path):
 
 
 def certify_examples(folder, settings=SETTINGS, norms=("linf",), examples=24, **options):
-    _, model = load_run(folder)
+    model = load_run(folder).model
     data = load("digits")
     return certify_run(
         folder, model, data.test_inputs, data.test_targets, norms, settings, examples=examples, **options
@@ -124,7 +124,7 @@ def test_a_forged_sensitivity_is_believed_by_no_command(folder):
     assert content(folder) == before
     assert not (folder / "attacks.csv").exists()
     assert any("Δ" in line and "changed" in line for line in read_run(folder).missing)
-    anew = certify_examples(folder, again=True)["linf"]["sensitivity"]["upper"]
+    anew = certify_examples(folder, again=True).records["linf"]["sensitivity"]["upper"]
     assert anew == pytest.approx(10 * stored["norms"]["linf"]["upper"])
 
 
@@ -146,7 +146,7 @@ def test_a_record_that_states_a_smaller_sensitivity_with_radii_that_fit_is_refus
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("change", ["upper", "lower", "direction", "proof", "no direction", "no numbers", "step"])
 def test_a_forged_proof_proves_nothing(norm, change, folder):
-    _, model = load_run(folder)
+    model = load_run(folder).model
     path = folder / SENSITIVITIES
     exact = known_sensitivity(model, norm, path, again=True)
     stored = json.loads(path.read_text())
@@ -268,7 +268,7 @@ def test_a_kill_between_the_two_files_leaves_rows_of_one_setting(folder):
     process.wait()
     stated, drawn = counted_rows(folder)
     assert drawn <= {stated}
-    record = certify_examples(folder)["linf"]
+    record = certify_examples(folder).records["linf"]
     assert record["examples"] == 24
     assert counted_rows(folder) == (256, {256})
 

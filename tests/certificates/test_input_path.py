@@ -17,7 +17,7 @@ from securesgd.certificates.verify import verify
 from securesgd.errors import InvalidInputError
 from securesgd.models.input_path import TRACED
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.models.split_network import CutNetwork
+from securesgd.models.split_network import SplitNetwork
 
 QUICK = CertifySettings(norm="linf", draws=100, selection_draws=32)
 
@@ -350,7 +350,7 @@ def test_a_branch_after_the_noise_is_taken_draw_by_draw():
     """A branch decides for a whole batch; votes of a batch would be those of another classifier."""
     torch.manual_seed(0)
     model = NoisyNetwork(Undecided(), (6,), place="first-layer").eval()
-    network, x = CutNetwork(model), torch.rand(1, 6)
+    network, x = SplitNetwork(model), torch.rand(1, 6)
     h = network.clean(x) + torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         alone = []
@@ -367,7 +367,7 @@ def test_a_branch_after_the_noise_is_taken_draw_by_draw():
 def test_a_branch_behind_noise_at_the_input_is_not_cut_away():
     """Noisy inputs leave [0, 1): a network that scales those must not be cut after its first layer."""
     model = NoisyNetwork(Scaled(), (6,), place="input").eval()
-    assert CutNetwork(model).shape == (6,)
+    assert SplitNetwork(model).shape == (6,)
     assert len(certify(model, torch.full((1, 6), 0.5), QUICK)) == 1
 
 
@@ -401,8 +401,8 @@ def test_a_network_that_cannot_be_traced_is_refused_by_comparison(kind, message)
 
 def test_a_network_that_cannot_be_traced_is_not_cut_behind_noise_at_the_input():
     """Noisy inputs lie anywhere, and comparing is about the inputs that were compared."""
-    assert CutNetwork(NoisyNetwork(Net(), (6,), place="input").eval()).shape == (8,)
-    assert CutNetwork(NoisyNetwork(Odd(), (6,), place="input").eval()).shape == (6,)
+    assert SplitNetwork(NoisyNetwork(Net(), (6,), place="input").eval()).shape == (8,)
+    assert SplitNetwork(NoisyNetwork(Odd(), (6,), place="input").eval()).shape == (6,)
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])

@@ -7,12 +7,12 @@ from scipy.special import ndtr
 from torch import nn
 
 from securesgd.certificates.certify import certify
-from securesgd.certificates.recheck import smoothed_votes
 from securesgd.certificates.record import CertifySettings
+from securesgd.certificates.votes import smoothed_votes
 from securesgd.errors import InvalidInputError
 from securesgd.models import noisy
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.models.split_network import CutNetwork
+from securesgd.models.split_network import SplitNetwork
 from securesgd.theory import NORMS, certified_radius
 
 from .test_votes import INPUTS, small
@@ -127,8 +127,8 @@ def test_noise_at_the_input_is_not_cut_where_the_sum_of_roundings_is_not_the_rou
     with torch.no_grad():
         share = float((model.network[1](noisy).argmax(1) == 0).float().mean())
     assert abs(votes[0] / 4_000 - share) < 0.05
-    assert CutNetwork(model).shape == (1,)
-    assert CutNetwork(small("input")).shape == (3, 4, 4)  # ordinary weights are cut
+    assert SplitNetwork(model).shape == (1,)
+    assert SplitNetwork(small("input")).shape == (3, 4, 4)  # ordinary weights are cut
 
 
 def half(kind):

@@ -12,10 +12,11 @@ import torch
 
 from securesgd.certificates.record import CertifySettings
 from securesgd.certificates.run_certificates import CERTIFICATES, RECORD, SENSITIVITIES, certify_run
-from securesgd.certificates.weights import fingerprint, known_sensitivity
+from securesgd.certificates.sensitivity import fingerprint, known_sensitivity
 from securesgd.config import run_config
 from securesgd.errors import DamagedFileError, InvalidInputError
-from securesgd.run import load_run, train_run
+from securesgd.run import load_run
+from securesgd.run_training import train_run
 from securesgd.runtime.run_folder import locked_folder
 from tests.command_line import run, run_here
 
@@ -32,7 +33,7 @@ def folder(finished_run, tmp_path):
 @pytest.fixture
 def certified(folder, digits):
     """Returns a function that certifies the run in the folder."""
-    _, model = load_run(folder)
+    model = load_run(folder).model
 
     def call(norms=("linf",), settings=SETTINGS, examples=40, **options):
         return certify_run(
@@ -48,18 +49,24 @@ def rows(folder, norm="linf"):
 
 
 def test_files_say_what_was_done(folder, certified, digits):
-    record = certified()["linf"]
+    record = certified().records["linf"]
     table = rows(folder)
     assert [int(row["index"]) for row in table] == list(range(40))
     assert [int(row["label"]) for row in table] == digits.test_targets[:40].tolist()
     assert record == json.loads((folder / RECORD).read_text())["linf"]
     assert record["settings"]["failure_prob"] == 0.001
     assert record["settings"]["seed"] == 0
-    _, model = load_run(folder)
+    model = load_run(folder).model
     assert record["weights"] == fingerprint(model)
     bound = model.sensitivity("linf")
     assert record["sensitivity"] == {"upper": bound.upper, "lower": bound.lower, "method": bound.method}
-    for claim in ("at least 0.999", "l_inf", f"{bound.upper:.6g}", "40 test examples", "no guarantee"):
+    for claim in (
+        "at least 0.999",
+        "l_inf",
+        f"{bound.upper:.6g}",
+        "40 test examples",
+        "as-published are without guarantee",
+    ):
         assert claim in record["guarantee"]
 
 
@@ -101,7 +108,7 @@ def test_more_examples_go_on_and_the_same_are_not_made_again(folder, certified, 
     assert rows(folder)[:40] == first
     assert len(rows(folder)) == 60
     monkeypatch.setattr("securesgd.certificates.run_certificates.certify", None)
-    assert certified(examples=60)["linf"]["examples"] == 60
+    assert certified(examples=60).records["linf"]["examples"] == 60
 
 
 def test_other_settings_are_refused_unless_again(folder, certified):
@@ -112,7 +119,7 @@ def test_other_settings_are_refused_unless_again(folder, certified):
             certified(settings=replace(SETTINGS, **changes), examples=10)
     assert (folder / CERTIFICATES).read_bytes() == before
     certified(("l2",), examples=10)
-    record = certified(settings=replace(SETTINGS, seed=1), examples=10, again=True)["linf"]
+    record = certified(settings=replace(SETTINGS, seed=1), examples=10, again=True).records["linf"]
     assert record["settings"]["seed"] == 1
     assert (folder / CERTIFICATES).read_bytes() != before
     assert len(rows(folder, "l2")) == 10  # the other norm stays
@@ -120,21 +127,21 @@ def test_other_settings_are_refused_unless_again(folder, certified):
 
 def test_other_weights_or_data_are_refused(folder, certified, digits):
     certified(examples=5)
-    _, model = load_run(folder)
+    model = load_run(folder).model
     changed = digits.test_inputs.clone()
     changed[0, 0, 0, 0] += 0.25
-    with pytest.raises(DamagedFileError, match="about other data"):
+    with pytest.raises(DamagedFileError, match="made with other data"):
         certify_run(folder, model, changed, digits.test_targets, ["linf"], SETTINGS, examples=5)
     with torch.no_grad():
         list(model.parameters())[-1].add_(0.1)  # not in the noisy layer: Δ is the same, the votes are not
-    with pytest.raises(DamagedFileError, match="about other weights"):
+    with pytest.raises(DamagedFileError, match="made with other weights"):
         certify_run(folder, model, digits.test_inputs, digits.test_targets, ["linf"], SETTINGS, examples=5)
     certify_run(folder, model, digits.test_inputs, digits.test_targets, ["linf"], SETTINGS, examples=5, again=True)
     assert json.loads((folder / RECORD).read_text())["linf"]["weights"] == fingerprint(model)
 
 
 def test_the_proof_of_the_sensitivity_is_found_once(folder, monkeypatch):
-    _, model = load_run(folder)
+    model = load_run(folder).model
     path = folder / SENSITIVITIES
     found = {norm: known_sensitivity(model, norm, path) for norm in ("linf", "l2")}
     with monkeypatch.context() as without:
@@ -145,7 +152,7 @@ def test_the_proof_of_the_sensitivity_is_found_once(folder, monkeypatch):
             assert (kept.upper, kept.lower, kept.method) == (bound.upper, bound.lower, bound.method)
     with torch.no_grad():
         model.noisy.scale.values.mul_(1.01)
-    with pytest.raises(DamagedFileError, match="about other weights than the model's"):
+    with pytest.raises(DamagedFileError, match=r"made with other weights \(sha256 \w{8}…\) than the model's"):
         known_sensitivity(model, "linf", path)
     assert known_sensitivity(model, "linf", path, again=True).upper > found["linf"].upper
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from securesgd.certificates.bounds import Pilot, anytime, fixed
+from securesgd.certificates.bounds import fixed_bounds, running_bounds, select_class
 from securesgd.certificates.certify import certify
 from securesgd.certificates.record import CertifySettings
-from securesgd.certificates.sampling import Question, looks, sample
+from securesgd.certificates.sampling import StoppingRule, count_votes, look_schedule
 from securesgd.certificates.votes import BLOCK
 
 from .test_soundness import Multinomial
@@ -17,7 +17,7 @@ from .test_soundness import Multinomial
 
 @pytest.mark.parametrize("most", [1, 31, 32, 33, 100, 10_000, 100_001])
 def test_looks_are_whole_blocks_that_grow_and_end_with_the_last_draw(most):
-    found = list(looks(most))
+    found = list(look_schedule(most))
     assert found[-1] == most
     assert all(look % BLOCK == 0 for look in found[:-1])
     assert all(a < b <= max(a + BLOCK, 1.25 * a) for a, b in itertools.pairwise(found))
@@ -34,10 +34,10 @@ def population(count, seed=0):
 def certified(probabilities, settings, seed):
     generator = np.random.default_rng(seed)
     first = generator.multinomial(settings.selection_draws, probabilities).astype(float)
-    pilot = Pilot.of(first, settings.selection_draws, settings.others, settings.draws, settings.failure_prob)
+    selection = select_class(first, settings.selection_draws, settings.others, settings.draws, settings.failure_prob)
     votes = Multinomial(probabilities[0], len(probabilities), generator)
     votes.probabilities = probabilities
-    return sample(votes, pilot, Question(radius=settings.radius, tolerance=settings.tolerance), settings)
+    return count_votes(votes, selection, StoppingRule(radius=settings.radius, tolerance=settings.tolerance), settings)
 
 
 def radius_of(found):
@@ -95,9 +95,12 @@ def test_anytime_bounds_contain_the_fixed_ones_shares():
     for others in ("rest", "each"):
         for row in totals:
             draws = int(row.sum())
-            pilot = Pilot.of(row[None] / draws * 100, 100, others, draws, 0.01)
-            running, once = anytime(row[None], draws, pilot, 0.01), fixed(row[None], draws, pilot, 0.01)
-            p, q = pilot.shares(row[None], draws)
+            selection = select_class(row[None] / draws * 100, 100, others, draws, 0.01)
+            running, once = (
+                running_bounds(row[None], draws, selection, 0.01),
+                fixed_bounds(row[None], draws, selection, 0.01),
+            )
+            p, q = selection.shares(row[None], draws)
             assert running.p_lower < once.p_lower < p < running.p_upper
             assert running.q_lower < q < once.q_upper < running.q_upper + 0.02
 

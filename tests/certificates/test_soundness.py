@@ -6,12 +6,12 @@ import torch
 from scipy.special import ndtri
 from scipy.stats import binom
 
-from securesgd.certificates.bounds import Pilot
+from securesgd.certificates.bounds import select_class
 from securesgd.certificates.certify import certify
 from securesgd.certificates.record import CertifySettings
-from securesgd.certificates.sampling import Question, sample
+from securesgd.certificates.sampling import StoppingRule, count_votes
 from securesgd.certificates.votes import NoiseSource, Votes
-from securesgd.models.split_network import CutNetwork
+from securesgd.models.split_network import SplitNetwork
 from securesgd.theory import NORMS
 
 from .closed_forms import bumpy_network, linear_input, linear_truth, middle_network, two_class_linear
@@ -61,21 +61,23 @@ def test_within_two_percent_of_the_truth_at_a_hundred_thousand_draws(p, failure_
 
 
 def outcomes(network, x, settings, seeds):
-    """(pilot's class, Sampled) of one input for each seed: independent repetitions of a certification."""
+    """(selected class, SampledBounds) of one input for each seed: independent repetitions of a certification."""
     for seed in seeds:
         votes = [
-            Votes(network, x[None], np.arange(1), source=NoiseSource.of(seed), purpose=p)
+            Votes(network, x[None], np.arange(1), source=NoiseSource.from_seed(seed), purpose=p)
             for p in ("selection", "counted")
         ]
         first = votes[0].draw(np.arange(1), settings.selection_draws)
-        pilot = Pilot.of(first, settings.selection_draws, settings.others, settings.draws, settings.failure_prob)
-        yield int(pilot.top[0]), sample(votes[1], pilot, Question(radius=settings.radius), settings)
+        selection = select_class(
+            first, settings.selection_draws, settings.others, settings.draws, settings.failure_prob
+        )
+        yield int(selection.top[0]), count_votes(votes[1], selection, StoppingRule(radius=settings.radius), settings)
 
 
 def test_failure_rate_over_repetitions_of_the_whole():
     """A failure: p_lower above the truth. A bound that is off by one standard error is caught by the same count."""
     p, draws = 0.9, 320
-    network, x = CutNetwork(two_class_linear(WEIGHTS, 0.3)), linear_input(WEIGHTS, p, 0.3)
+    network, x = SplitNetwork(two_class_linear(WEIGHTS, 0.3)), linear_input(WEIGHTS, p, 0.3)
     settings = CertifySettings(draws=draws, selection_draws=32, failure_prob=ALPHA, input_range=None)
     lower = np.array([s.p_lower[0] for top, s in outcomes(network, x, settings, range(REPETITIONS)) if top == 0])
     assert len(lower) == REPETITIONS
@@ -86,7 +88,7 @@ def test_failure_rate_over_repetitions_of_the_whole():
 
 
 class Multinomial:
-    """Votes of many examples with known probabilities, as `sample` wants them."""
+    """Votes of many examples with known probabilities, as `count_votes` wants them."""
 
     def __init__(self, probabilities, count, generator):
         self.probabilities = np.tile(probabilities, (count, 1))
@@ -103,17 +105,17 @@ class Multinomial:
 def simulated(probabilities, settings, seed=0):
     generator = np.random.default_rng(seed)
     first = generator.multinomial(settings.selection_draws, probabilities, REPETITIONS).astype(float)
-    pilot = Pilot.of(first, settings.selection_draws, settings.others, settings.draws, settings.failure_prob)
-    return pilot, sample(
-        Multinomial(probabilities, REPETITIONS, generator), pilot, Question(radius=settings.radius), settings
+    selection = select_class(first, settings.selection_draws, settings.others, settings.draws, settings.failure_prob)
+    return selection, count_votes(
+        Multinomial(probabilities, REPETITIONS, generator), selection, StoppingRule(radius=settings.radius), settings
     )
 
 
-def false_certificates(probabilities, pilot, found):
+def false_certificates(probabilities, selection, found):
     """How often p_lower, q_upper together say more than is true of the chosen class."""
     probabilities = np.asarray(probabilities)
-    p = probabilities[pilot.top]
-    q = np.array([np.delete(probabilities, top).max() for top in pilot.top])
+    p = probabilities[selection.top]
+    q = np.array([np.delete(probabilities, top).max() for top in selection.top])
     return int(((found.p_lower > p) | (found.q_upper < q)).sum())
 
 
@@ -122,8 +124,8 @@ def false_certificates(probabilities, pilot, found):
 @pytest.mark.parametrize("probabilities", [(0.8, 0.1, 0.1), (0.45, 0.3, 0.25), (0.35, 0.33, 0.32)], ids=str)
 def test_failure_rate_of_every_way_to_bound_and_stop(probabilities, radius, others):
     settings = CertifySettings(draws=2_000, failure_prob=ALPHA, others=others, radius=radius)
-    pilot, found = simulated(probabilities, settings)
-    assert false_certificates(probabilities, pilot, found) <= MOST_FAILURES
+    selection, found = simulated(probabilities, settings)
+    assert false_certificates(probabilities, selection, found) <= MOST_FAILURES
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -133,8 +135,8 @@ def test_failure_rate_at_the_edge_is_as_stated_and_not_far_below(p, asked):
     radius = float(ndtri(p)) * 1.0001 if asked else None
     for failure_prob, caught in ((ALPHA, False), (10 * ALPHA, True)):
         settings = CertifySettings(draws=2_000, failure_prob=failure_prob, radius=radius)
-        pilot, found = simulated((p, 1 - p), settings)
-        failures = false_certificates((p, 1 - p), pilot, found)
+        selection, found = simulated((p, 1 - p), settings)
+        failures = false_certificates((p, 1 - p), selection, found)
         assert (failures > MOST_FAILURES) == caught
         assert failures > 0
         if asked:
@@ -153,10 +155,12 @@ def test_choosing_the_class_on_the_counted_draws_is_caught():
         def draw(self, examples, until, on_draws=None):
             return totals
 
-    peeked = Pilot.of(totals, settings.draws, "rest", settings.draws, ALPHA)
-    assert false_certificates(probabilities, peeked, sample(Same(), peeked, Question(), settings)) > MOST_FAILURES
-    pilot, found = simulated(probabilities, settings)
-    assert false_certificates(probabilities, pilot, found) <= MOST_FAILURES
+    peeked = select_class(totals, settings.draws, "rest", settings.draws, ALPHA)
+    assert (
+        false_certificates(probabilities, peeked, count_votes(Same(), peeked, StoppingRule(), settings)) > MOST_FAILURES
+    )
+    selection, found = simulated(probabilities, settings)
+    assert false_certificates(probabilities, selection, found) <= MOST_FAILURES
 
 
 def test_rivals_one_by_one_prove_more_than_the_rest_together_and_stay_sound():

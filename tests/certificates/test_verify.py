@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from securesgd.certificates.certify import certify
-from securesgd.certificates.recheck import smoothed_votes
 from securesgd.certificates.record import FRESH, SEEDED, CertifySettings
 from securesgd.certificates.verify import CertifiedClassifier, verify
-from securesgd.certificates.votes import NoiseSource, NoiseStream, stream_of
+from securesgd.certificates.votes import NoiseSource, NoiseStream, smoothed_votes, stream_number
 from securesgd.models.noisy import NoisyNetwork
 
 from .closed_forms import linear_input, linear_truth, two_class_linear
@@ -78,9 +77,9 @@ def test_somebody_who_knows_the_seed_makes_an_input_with_a_false_certificate_and
     with torch.no_grad():
         layer.weight.copy_(torch.eye(2 * size))
     model = NoisyNetwork(torch.nn.Sequential(layer, Product()), (2 * size,), place="first-layer").eval()
-    stream = int(stream_of(np.array([0]))[0])
+    stream = int(stream_number(np.array([0]))[0])
     known = torch.cat([
-        NoiseStream(NoiseSource.of(0), purpose, stream, (2 * size,), torch.float32).draws(0, draws)[:, size:]
+        NoiseStream(NoiseSource.from_seed(0), purpose, stream, (2 * size,), torch.float32).draws(0, draws)[:, size:]
         for purpose, draws in (("selection", 32), ("counted", 100))
     ])  # fmt: skip
     made = torch.linalg.lstsq(known, torch.full((len(known), 1), 1_000.0)).solution[:, 0]

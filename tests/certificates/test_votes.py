@@ -6,10 +6,10 @@ import torch
 from scipy.stats import chi2, kstest
 from torch import nn
 
-from securesgd.certificates.votes import BLOCK, NoiseSource, NoiseStream, Votes, draws_per_pass, stream_of
+from securesgd.certificates.votes import BLOCK, NoiseSource, NoiseStream, Votes, draws_per_pass, stream_number
 from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.models.split_network import CutNetwork
+from securesgd.models.split_network import SplitNetwork
 
 from .closed_forms import linear_input, two_class_linear
 
@@ -24,7 +24,12 @@ def small(place="first-layer", learned=False, seed=0):
 
 def votes(model, inputs, indices, draws, seed=0, purpose="counted", scores="votes"):
     running = Votes(
-        CutNetwork(model), inputs, np.asarray(indices), source=NoiseSource.of(seed), purpose=purpose, scores=scores
+        SplitNetwork(model),
+        inputs,
+        np.asarray(indices),
+        source=NoiseSource.from_seed(seed),
+        purpose=purpose,
+        scores=scores,
     )
     return running.draw(np.arange(len(inputs)), draws)
 
@@ -43,7 +48,9 @@ def test_an_examples_votes_do_not_depend_on_the_others(place, learned, scores):
     assert np.array_equal(votes(model, INPUTS[order], INDICES[order], 200, scores=scores), together[order])
     for i in (0, 5):
         assert np.array_equal(votes(model, INPUTS[i : i + 1], INDICES[i : i + 1], 200, scores=scores)[0], together[i])
-    staged = Votes(CutNetwork(model), INPUTS, INDICES, source=NoiseSource.of(0), purpose="counted", scores=scores)
+    staged = Votes(
+        SplitNetwork(model), INPUTS, INDICES, source=NoiseSource.from_seed(0), purpose="counted", scores=scores
+    )
     for until in (BLOCK, 3 * BLOCK, 200):
         staged.draw(np.arange(12), until)
     np.testing.assert_allclose(staged.totals, together, rtol=1e-12)
@@ -56,11 +63,11 @@ def test_seed_purpose_and_index_choose_the_noise():
     assert np.array_equal(base, votes(model, x, [0, 1, 2, 3], 500))
     for other in (votes(model, x, [0, 1, 2, 3], 500, seed=1), votes(model, x, [0, 1, 2, 3], 500, purpose="recheck")):
         assert not np.array_equal(base, other)
-    same = stream_of(np.arange(100))
-    assert np.array_equal(same, stream_of(np.arange(100)))
+    same = stream_number(np.arange(100))
+    assert np.array_equal(same, stream_number(np.arange(100)))
     assert len(np.unique(same)) == 16
     for step in (1, 2, 16, 20, 64):  # regular choices are spread too
-        counts = np.bincount(stream_of(step * np.arange(1_600)), minlength=16)
+        counts = np.bincount(stream_number(step * np.arange(1_600)), minlength=16)
         assert counts.min() > 50
 
 
@@ -74,7 +81,10 @@ def test_draws_of_one_example_are_independent_normals():
     """Blocks, streams and purposes are all different numbers; each unit N(0, 1)."""
     shape = (40,)
     streams = [
-        NoiseStream(NoiseSource.of(0), purpose, stream, shape, torch.float32).draws(0, 20 * BLOCK).double().numpy()
+        NoiseStream(NoiseSource.from_seed(0), purpose, stream, shape, torch.float32)
+        .draws(0, 20 * BLOCK)
+        .double()
+        .numpy()
         for purpose in ("selection", "counted", "recheck")
         for stream in (0, 1)
     ]
@@ -93,7 +103,7 @@ def test_draws_of_one_example_are_independent_normals():
 
 
 def test_draw_i_is_the_same_however_it_is_asked_for():
-    stream = NoiseStream(NoiseSource.of(3), "counted", 2, (5,), torch.float32)
+    stream = NoiseStream(NoiseSource.from_seed(3), "counted", 2, (5,), torch.float32)
     whole = stream.draws(0, 100)
     assert torch.equal(whole[64:], stream.draws(64, 100))
     assert torch.equal(whole[:10], stream.draws(0, 10))
@@ -145,7 +155,7 @@ def test_the_cut_network_is_the_model(name):
     before = {key: value.clone() for key, value in model.state_dict().items()}
     x = INPUTS[0].double()
     normals = torch.randn(50, *model.output_shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    cut = CutNetwork(model)
+    cut = SplitNetwork(model)
     with torch.inference_mode():
         outputs = cut.outputs(cut.clean(x[None]) + cut.spread(normals))
     torch.testing.assert_close(outputs.clone(), by_the_model_itself(model, x, normals), rtol=1e-9, atol=1e-9)
@@ -155,9 +165,9 @@ def test_the_cut_network_is_the_model(name):
 
 def test_noise_at_the_input_goes_through_the_first_layer_once():
     """The cut is after the first layer where there is one, else at the input."""
-    assert CutNetwork(CASES["input"]()).shape == (3, 4, 4)
-    assert CutNetwork(CASES["input"]()).noise_shape == (1, 8, 8)
-    assert CutNetwork(CASES["input, no linear layer first"]()).shape == (1, 8, 8)
+    assert SplitNetwork(CASES["input"]()).shape == (3, 4, 4)
+    assert SplitNetwork(CASES["input"]()).noise_shape == (1, 8, 8)
+    assert SplitNetwork(CASES["input, no linear layer first"]()).shape == (1, 8, 8)
 
 
 class Around(nn.Module):
@@ -174,7 +184,7 @@ def test_a_connection_around_the_first_layer_is_not_cut():
     """Fine with noise at the input; cutting after the first layer would drop the other path."""
     torch.manual_seed(0)
     model = NoisyNetwork(Around(), (1, 8, 8), place="input").eval().double()
-    cut = CutNetwork(model)
+    cut = SplitNetwork(model)
     assert cut.shape == (1, 8, 8)
     normals = torch.randn(20, 1, 8, 8, dtype=torch.float64)
     with torch.inference_mode():
@@ -184,11 +194,11 @@ def test_a_connection_around_the_first_layer_is_not_cut():
 
 def test_a_pass_fits_the_cache_and_memory_does_not_grow_with_the_draws(monkeypatch):
     model = NoisyNetwork(network("mnist-cnn", (1, 28, 28), 10), (1, 28, 28), place="first-layer").eval()
-    assert draws_per_pass(CutNetwork(model)) == BLOCK
-    assert draws_per_pass(CutNetwork(small())) == 512
+    assert draws_per_pass(SplitNetwork(model)) == BLOCK
+    assert draws_per_pass(SplitNetwork(small())) == 512
     rows = []
-    whole = CutNetwork.outputs
-    monkeypatch.setattr(CutNetwork, "outputs", lambda self, h: rows.append(len(h)) or whole(self, h))
+    whole = SplitNetwork.outputs
+    monkeypatch.setattr(SplitNetwork, "outputs", lambda self, h: rows.append(len(h)) or whole(self, h))
     votes(small(), INPUTS[:2], [0, 1], 3_000)
     assert max(rows) == 512
     assert sum(rows) == 6_000

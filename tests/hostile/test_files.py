@@ -9,14 +9,15 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from securesgd.certificates.summary import certified_summary, record_digest
+from securesgd.certificates.recheck import record_digest
+from securesgd.certificates.summary import certified_summary
 from securesgd.config import run_config
 from securesgd.errors import SecureSGDError
 from securesgd.privacy.calibration import calibrated_noise_multiplier
 from securesgd.report.run_record import read_run
-from securesgd.run import train_run
+from securesgd.run_training import train_run
 from securesgd.runtime.tables import read_rows
-from securesgd.theory.certificates import ALL_RULES, radii_by_rule
+from securesgd.theory.certificates import BUILT_IN_RULES, radii_by_rule
 from tests.command_line import run_here
 
 
@@ -72,7 +73,7 @@ def test_a_sensitivity_that_one_record_alone_states_is_remarked(copied_run):
     for row in rows:
         p, q, rounding = (float(row[name]) for name in ("p_lower", "q_upper", "rounding"))
         found = radii_by_rule([p], [q], upper, delta["published_sensitivity"], [rounding])
-        row |= {f"radius_{rule}": repr(float(found[rule][0])) for rule in ALL_RULES}
+        row |= {f"radius_{rule}": repr(float(found[rule][0])) for rule in BUILT_IN_RULES}
     resealed(run, rows, lambda record: record["sensitivity"].update(upper=upper))
     assert any("sensitivity.json" in line for line in read_run(run).missing)
 
@@ -122,7 +123,7 @@ def test_a_training_that_fails_unexpectedly_before_its_first_release_leaves_noth
     def fail(*arguments):
         raise OverflowError("of some library")
 
-    monkeypatch.setattr("securesgd.run._trained", fail)
+    monkeypatch.setattr("securesgd.run_training._train_job", fail)
     with pytest.raises(OverflowError):
         train_run(run_config("digits", "dpsgd"), tmp_path / "deep" / "run")
     assert list(tmp_path.iterdir()) == []

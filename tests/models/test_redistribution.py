@@ -7,16 +7,9 @@ from scipy.stats import chi2
 from torch import nn
 
 from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.models.gradient_scores import SENSITIVITY, _clipped_scores, redistribution_from_gradients
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.models.redistribution import (
-    SENSITIVITY,
-    Redistribution,
-    _clipped_scores,
-    prior,
-    random,
-    redistribution_from_gradients,
-    uniform,
-)
+from securesgd.models.redistribution import Redistribution, prior, random, uniform
 from securesgd.runtime.key_stream import KeyStream
 from securesgd.theory import validated
 
@@ -112,7 +105,7 @@ def test_noise_of_a_private_release_has_the_stated_size(monkeypatch):
         sums.append(scores)
         return np.full(scores.size, 1 / scores.size)
 
-    monkeypatch.setattr("securesgd.models.redistribution.from_scores", recorded)
+    monkeypatch.setattr("securesgd.models.gradient_scores.from_scores", recorded)
     net, batches = model(), [data(600)]
     net.noisy.noise.generator = torch.Generator()
     for z, seeds in ((0.0, [0]), (3.0, range(60))):

@@ -16,9 +16,10 @@ from securesgd.privacy import (
     UnprotectedRelease,
     calibrated_noise_multiplier,
     epsilon_spent,
+    read_ledger,
     replayed_statement,
 )
-from securesgd.runtime.hash_chain import sealed, verified_chain
+from securesgd.runtime.hash_chain import seal_line, verify_chain
 
 RELEASE = GaussianRelease(noise_multiplier=10.0, label="redistribution r")
 
@@ -40,6 +41,25 @@ def written(path):
         for first in (0, 50, 100):
             ledger.reserve(block(50), first_step=first, stream="run")
     return path
+
+
+def test_a_ledger_is_read_as_typed_records(written):
+    with Ledger.open(written) as ledger:
+        contents = read_ledger(written)  # a ledger in use can be read
+        assert contents.header == ledger.header
+        assert tuple(record.event for record in contents.records) == ledger.events
+        assert contents.records[-1].epsilon == ledger.epsilon
+        assert contents.statement == ledger.statement()
+        assert contents.head == ledger.head
+        assert not contents.torn_end
+    assert [record.block and record.block.first_step for record in contents.records] == [None, 0, 50, 100]
+    assert contents.has_line(*contents.head)
+    assert not contents.has_line(1, contents.digests[0])
+    assert not contents.has_line(9, contents.digests[0])
+    written.write_bytes(written.read_bytes() + b'{"index":5,"ev')
+    torn = read_ledger(written)
+    assert torn.torn_end
+    assert torn.records == contents.records
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -187,13 +207,13 @@ def test_the_same_noise_on_another_scale_is_refused(written):
 def test_undercounting_after_resume_would_be_seen(written, monkeypatch):
     """The mutation: a resumed ledger that forgets its last, unfinished block."""
     honest = replayed_statement(written).epsilon
-    real = ledger_module.ledger_lines
+    real = ledger_module.parse_ledger
 
     def forgetful(chain, path):
         header, records = real(chain, path)
         return header, records[:-1]
 
-    monkeypatch.setattr(ledger_module, "ledger_lines", forgetful)
+    monkeypatch.setattr(ledger_module, "parse_ledger", forgetful)
     with Ledger.open(written) as ledger:
         assert ledger.statement().epsilon < honest
         assert ledger.steps_charged != 150
@@ -270,7 +290,7 @@ def test_a_torn_end_is_set_aside_and_overwritten_by_the_next_record(written):
     with Ledger.open(written) as ledger:
         assert ledger.steps_charged == 200
         ledger.record(RELEASE)
-    assert len(verified_chain(written.read_bytes(), written).bodies) == 7
+    assert len(verify_chain(written.read_bytes(), written).bodies) == 7
 
 
 NOISE = {"clipping_norm": 1.0, "sensitivity": 1.0, "grid": 0.25, "bound": 1.5, "coordinates": 4, "seeded": False}
@@ -280,7 +300,7 @@ NOISE |= {"generator": "AES-128-CTR"}
 def resealed(bodies):
     lines, digest = [], ""
     for index, body in enumerate(bodies):
-        line, digest = sealed(index, body, digest)
+        line, digest = seal_line(index, body, digest)
         lines.append(line)
     return b"".join(lines)
 
@@ -301,11 +321,11 @@ def resealed(bodies):
         (2, {"block": {"stream": "run"}}, "line 3: missing or unknown keys: first_step"),
         (2, {"block": {"stream": "run", "first_step": -1}}, "line 3: first_step is -1"),
         (2, {"epsilon": -1}, "line 3: epsilon is -1"),
-        (4, {"epsilon": 0.01}, "line 5: says epsilon 0.01, but the events cost"),
+        (4, {"epsilon": 0.01}, "line 5: states epsilon 0.01, but the events cost"),
     ],
 )
 def test_well_sealed_nonsense_is_refused(written, index, change, shows):
-    bodies = list(verified_chain(written.read_bytes(), written).bodies)
+    bodies = list(verify_chain(written.read_bytes(), written).bodies)
     bodies[index] = bodies[index] | change
     written.write_bytes(resealed(bodies))
     before = written.read_bytes()
@@ -327,7 +347,7 @@ def test_foreign_files_are_refused_untouched(path, content):
 
 
 def test_a_ledger_of_another_accountant_release_is_recomputed_not_refused(written):
-    bodies = list(verified_chain(written.read_bytes(), written).bodies)
+    bodies = list(verify_chain(written.read_bytes(), written).bodies)
     bodies[0] = bodies[0] | {"accountant_version": "dp-accounting 0.0.1"}
     bodies[4] = bodies[4] | {"epsilon": 0.5}
     written.write_bytes(resealed(bodies))

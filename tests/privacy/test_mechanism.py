@@ -77,14 +77,14 @@ def test_seeded_and_shaped():
     [
         (
             lambda: Mechanism(epsilon=0, delta=1e-5, sensitivity=1, r=R, mechanism="extended"),
-            "epsilon must be",
+            "epsilon is 0; valid: a finite number > 0",
         ),
         (
             lambda: Mechanism(epsilon=2, delta=1e-5, sensitivity=1, r=R, mechanism="classic"),
             "epsilon <= 1 only",
         ),
-        (lambda: Mechanism(epsilon=2, delta=0, sensitivity=1, r=R), "delta must be in"),
-        (lambda: Mechanism(epsilon=2, delta=0.1, sensitivity=0, r=R), "sensitivity must be finite and > 0"),
+        (lambda: Mechanism(epsilon=2, delta=0, sensitivity=1, r=R), r"delta is .*; valid: a number in \(0, 1\)"),
+        (lambda: Mechanism(epsilon=2, delta=0.1, sensitivity=0, r=R), "sensitivity is .*; valid: a finite number > 0"),
         (lambda: Mechanism(epsilon=2, delta=0.1, sensitivity=1, r=[1, 0]), "every r_k must be > 0"),
         (lambda: Mechanism.for_components([1, 2], R, epsilon=1, delta=0.1), "one entry per component"),
         (
@@ -99,7 +99,7 @@ def test_seeded_and_shaped():
             lambda: Mechanism(epsilon=2, delta=0.1, sensitivity=1, r=R).release(
                 [0, np.nan, 0], np.random.default_rng()
             ),
-            "values must not be NaN",
+            "values is nan; valid: a",
         ),
     ],
 )

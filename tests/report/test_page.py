@@ -11,10 +11,10 @@ import pytest
 from securesgd.config import run_config
 from securesgd.errors import InvalidInputError
 from securesgd.report import plots as curves
-from securesgd.report.page import _rounded_up, report
+from securesgd.report.page import _epsilon_text, report
 from securesgd.report.plots import compared_curves_figure
 from securesgd.report.run_record import read_run
-from securesgd.run import train_run
+from securesgd.run_training import train_run
 from securesgd.runtime.tables import read_rows
 from tests.command_line import run_here
 from tests.recorded_numbers import NUMBER, ROOT, is_there
@@ -213,9 +213,9 @@ def test_nothing_is_claimed_about_r_when_its_record_is_gone(finished, tmp_path):
 
 
 def test_epsilon_is_never_rounded_down():
-    assert [_rounded_up(x) for x in (3.0004, 12.34205, 8.0, 7.99997)] == ["3.0004", "12.3421", "8", "8"]
+    assert [_epsilon_text(x) for x in (3.0004, 12.34205, 8.0, 7.99997)] == ["3.0004", "12.3421", "8", "8"]
     for epsilon in (100.04, 0.1 + 0.2, 1e-9, 12345.67891):
-        assert epsilon <= float(_rounded_up(epsilon)) <= epsilon + 1e-4 * (1 + 1e-9)
+        assert epsilon <= float(_epsilon_text(epsilon)) <= epsilon + 1e-4 * (1 + 1e-9)
 
 
 def test_a_check_of_the_certificates_is_shown(finished, tmp_path):

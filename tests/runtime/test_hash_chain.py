@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from securesgd.errors import DamagedFileError
-from securesgd.runtime.hash_chain import sealed, verified_chain
+from securesgd.runtime.hash_chain import seal_line, verify_chain
 
 PATH = Path("ledger.jsonl")
 
@@ -13,15 +13,15 @@ PATH = Path("ledger.jsonl")
 def written(count=5):
     lines, digest = [], ""
     for index in range(count):
-        line, digest = sealed(index, {"value": index * 1.5, "label": f"line {index}"}, digest)
+        line, digest = seal_line(index, {"value": index * 1.5, "label": f"line {index}"}, digest)
         lines.append(line)
     return lines
 
 
 def test_what_was_written_is_read():
-    chain = verified_chain(b"".join(written()), PATH)
+    chain = verify_chain(b"".join(written()), PATH)
     assert [body["value"] for body in chain.bodies] == [0, 1.5, 3, 4.5, 6]
-    assert (chain.closed, chain.torn, chain.size) == (True, False, len(b"".join(written())))
+    assert (chain.has_final_newline, chain.torn_end, chain.size) == (True, False, len(b"".join(written())))
     assert len(set(chain.digests)) == 5
 
 
@@ -35,7 +35,7 @@ def test_every_changed_byte_is_found():
                 continue
             changed = data[:position] + bytes([new]) + data[position + 1 :]
             with pytest.raises(DamagedFileError, match=r"ledger.jsonl, line \d+: .*left untouched") as caught:
-                verified_chain(changed, PATH)
+                verify_chain(changed, PATH)
             assert "\n" not in str(caught.value)
 
 
@@ -44,10 +44,10 @@ def test_a_truncated_end_never_yields_a_line_that_was_not_written():
     data = b"".join(lines)
     ends = [len(b"".join(lines[:count])) for count in range(4)]
     for size in range(len(data) + 1):
-        chain = verified_chain(data[:size], PATH)
+        chain = verify_chain(data[:size], PATH)
         whole = sum(end <= size + 1 for end in ends[1:])  # a line without its newline counts
         assert len(chain.bodies) == whole
-        assert chain.torn == (size not in ends and size + 1 not in ends)
+        assert chain.torn_end == (size not in ends and size + 1 not in ends)
 
 
 @pytest.mark.parametrize(
@@ -67,22 +67,22 @@ def test_a_truncated_end_never_yields_a_line_that_was_not_written():
 )
 def test_lines_deleted_moved_doubled_or_cut_are_found(change, line):
     with pytest.raises(DamagedFileError, match=f"line {line}:"):
-        verified_chain(b"".join(change(written())), PATH)
+        verify_chain(b"".join(change(written())), PATH)
 
 
 @pytest.mark.parametrize("tail", [b"{", b'{"index":5', b'{"index":5,"value":7.5,"lab', b'{"index":5,\0\0\0', b"\0\0"])
 def test_a_torn_end_is_set_aside(tail):
     data = b"".join(written())
-    chain = verified_chain(data + tail, PATH)
+    chain = verify_chain(data + tail, PATH)
     assert len(chain.bodies) == 5
-    assert (chain.torn, chain.closed, chain.size) == (True, True, len(data))
+    assert (chain.torn_end, chain.has_final_newline, chain.size) == (True, True, len(data))
 
 
 def test_a_line_from_another_chain_is_found_even_with_the_right_index():
     other, digest = [], "different start"
     for index in range(5):
-        line, digest = sealed(index, {"value": index * 1.5, "label": f"line {index}"}, digest)
+        line, digest = seal_line(index, {"value": index * 1.5, "label": f"line {index}"}, digest)
         other.append(line)
     lines = written()
     with pytest.raises(DamagedFileError, match="line 3: does not match its digest"):
-        verified_chain(b"".join([*lines[:2], other[2], *lines[3:]]), PATH)
+        verify_chain(b"".join([*lines[:2], other[2], *lines[3:]]), PATH)

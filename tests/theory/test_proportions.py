@@ -37,8 +37,8 @@ def test_arrays_and_edges():
     [
         (11, 10, 0.05, "between 0 and n"),
         (0, 0, 0.05, "n >= 1"),
-        (-1, 10, 0.05, "successes must be finite and >= 0"),
-        (1, 10, 0, "failure_prob must be in"),
+        (-1, 10, 0.05, "successes is .*; valid: a finite number >= 0"),
+        (1, 10, 0, r"failure_prob is .*; valid: a number in \(0, 1\)"),
     ],
 )
 def test_bad_counts_are_refused(successes, n, failure_prob, message):

@@ -1,11 +1,15 @@
-"""Verified testing (Algorithm 1, lines 17–22): certificates of many inputs at once."""
+"""Verified testing (Algorithm 1, lines 17–22): the certificates of many inputs at once.
+
+For each example: choose the class by the votes of the selection draws, count votes of other draws, bound the expected
+scores by them, and divide the whitened radius that follows by Δ, the sensitivity of the noisy layer.
+"""
 
 __all__ = ["CertifyProgress", "certify", "draws_needed"]
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch.distributed as dist
@@ -13,14 +17,16 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 from torch import Tensor, nn
 
-from securesgd.certificates.bounds import Pilot, anytime, fixed
-from securesgd.certificates.record import Certificates, CertifySettings, published_whitened_sensitivity, sensitivity_of
-from securesgd.certificates.sampling import Question, Sampled, sample
-from securesgd.certificates.validate import admitted, indices_of, require_same_function
-from securesgd.certificates.votes import NoiseSource, Votes, stream_of
+from securesgd.certificates.bounds import fixed_bounds, running_bounds, select_class
+from securesgd.certificates.record import Certificates, CertifySettings
+from securesgd.certificates.rules import certificate_rules
+from securesgd.certificates.sampling import SampledBounds, StoppingRule, count_votes
+from securesgd.certificates.sensitivity import model_sensitivity, published_whitened_sensitivity
+from securesgd.certificates.validate import require_same_function, validate_indices, validate_model
+from securesgd.certificates.votes import NoiseSource, Votes, stream_number
 from securesgd.errors import InvalidInputError
-from securesgd.models.noisy import NoisyNetwork
-from securesgd.models.split_network import CutNetwork
+from securesgd.models.predict import Scores
+from securesgd.models.split_network import SplitNetwork
 from securesgd.runtime.processes import Processes
 from securesgd.theory import Sensitivity
 from securesgd.theory.certificates import radii_by_rule
@@ -48,6 +54,7 @@ def certify(
     settings: CertifySettings | None = None,
     *,
     indices: ArrayLike | None = None,
+    rules: Sequence[str] = (),
     on_progress: Callable[[CertifyProgress], None] | None = None,
     sensitivity: Sensitivity | None = None,
 ) -> Certificates:
@@ -59,67 +66,143 @@ def certify(
     share the work, and all return the whole.
     Assumes: a sensitivity, if given, is the model's own (`model.sensitivity(norm)`, kept from an earlier call).
     Raises: InvalidInputError if the model cannot be certified, inputs do not fit, or the draws cannot prove anything.
+    Reference: Cohen et al. 2019, algorithm CERTIFY; docs/certificates.md for noise that differs between units.
 
-    `indices` are the examples' places in their data set, 0, 1, … if not given; they choose the noise.
+    `indices` are the examples' places in their data set, 0, 1, … if not given; they choose the noise. `rules` are
+    import paths of certificate rules from outside, computed besides those of `CERTIFICATE_RULES`.
     """
-    settings = settings or CertifySettings()
-    network = admitted(model, inputs, settings.input_range)
-    assert isinstance(model, NoisyNetwork)
-    chosen = indices_of(indices, len(inputs))
-    bound = sensitivity_of(model, settings.norm, sensitivity)
-    _require_enough_draws(settings, bound)
-    reach = _largest_radius(settings, bound)
-    source = NoiseSource.of(settings.seed)
-    processes = Processes()
-    order = np.lexsort((chosen, stream_of(chosen)))  # neighbours share their noise
-    mine = np.array_split(order, processes.count)[processes.rank]
-    report = _Reporter(len(mine), settings.draws, on_progress)
-    most = max(1, min(_CHUNK, _CHUNK_BYTES // (math.prod(network.shape) * network.dtype.itemsize)))
+    settings, all_rules = settings or CertifySettings(), certificate_rules(rules)
+    noisy, network = validate_model(model, inputs, settings.input_range)
+    places = validate_indices(indices, len(inputs))
+    delta = model_sensitivity(noisy, settings.norm, sensitivity)
+    _require_enough_draws(settings, delta)
+    reach = _largest_radius(settings, delta)
+    noise, processes = NoiseSource.from_seed(settings.seed), Processes()
+    order = np.lexsort((places, stream_number(places)))  # neighbours share their noise
+    own_share = np.array_split(order, processes.count)[processes.rank]
+    progress = _ProgressReporter(len(own_share), settings.draws, on_progress)
 
-    def work() -> list[_Piece]:
-        chunks = [mine[start : start + most] for start in range(0, len(mine), most)]
-        rounding = [require_same_function(model, inputs[c], reach) for c in chunks]  # a refusal comes before the work
+    def certify_own_share() -> list[_Chunk]:
+        chunks = _split_into_chunks(own_share, network)
+        # All inputs are validated before the first draw, so that a refusal comes before the work.
+        rounding = [require_same_function(noisy, inputs[chunk], reach) for chunk in chunks]
         return [
-            (c, r, *_certified(network, inputs[c], chosen[c], _whitened(settings, bound, r), settings, source, report))
-            for c, r in zip(chunks, rounding, strict=True)
-        ]
+            _Chunk(chunk, taken, *_certify_chunk(
+                network, inputs[chunk], places[chunk], _stopping_rule(settings, delta, taken), settings, noise, progress
+            ))
+            for chunk, taken in zip(chunks, rounding, strict=True)
+        ]  # fmt: skip
 
-    return _joined(_gathered(processes.together(work), processes), chosen, model, settings, bound)
+    chunks = _gather(processes.together(certify_own_share), processes)
+    back = np.argsort(np.concatenate([chunk.examples for chunk in chunks]))
+    prediction, rounding = (
+        np.concatenate([getattr(chunk, name) for chunk in chunks])[back] for name in ("prediction", "rounding")
+    )
+    p_lower, q_upper, draws, answer = (
+        np.concatenate([getattr(chunk.bounds, name) for chunk in chunks])[back]
+        for name in ("p_lower", "q_upper", "draws", "answer")
+    )
+    published = published_whitened_sensitivity(noisy, delta)
+    radius = radii_by_rule(p_lower, q_upper, delta.upper, published, rounding, all_rules)
+    return Certificates(
+        settings=settings,
+        sensitivity=delta,
+        published_sensitivity=published,
+        index=places,
+        prediction=prediction,
+        abstained=radius["tight"] == 0,
+        answer=answer,
+        draws=draws,
+        p_lower=p_lower,
+        q_upper=q_upper,
+        rounding=rounding,
+        input_path=noisy.input_path,
+        radius=radius,
+    )
 
 
-_Piece = tuple[NDArray[np.int64], Array, Pilot, Sampled]  # where, the rounding there, what was chosen and what is known
+def _certify_chunk(
+    network: SplitNetwork,
+    x: Tensor,
+    places: NDArray[np.int64],
+    stopping: StoppingRule,
+    settings: CertifySettings,
+    noise: NoiseSource,
+    progress: "_ProgressReporter",
+) -> tuple[NDArray[np.int64], SampledBounds]:
+    """Return the class of the smoothed network at each input, and bounds on what it and the best other class get."""
+    scores = cast(Scores, settings.scores)
+    selecting = Votes(network, x, places, source=noise, purpose="selection", scores=scores)
+    totals = selecting.draw(np.arange(len(x)), settings.selection_draws, progress.add_selection)
+    selection = select_class(totals, settings.selection_draws, settings.others, settings.draws, settings.failure_prob)
+    votes = Votes(network, x, places, source=noise, purpose="counted", scores=scores)
+    bounds = count_votes(votes, selection, stopping, settings, progress.add_counted)
+    progress.finish(len(x))
+    return selection.top, bounds
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Some of the examples, and what is proven of them."""
+
+    examples: NDArray[np.int64]
+    rounding: Array
+    prediction: NDArray[np.int64]
+    bounds: SampledBounds
+
+
+def _split_into_chunks(examples: NDArray[np.int64], network: SplitNetwork) -> list[NDArray[np.int64]]:
+    size = max(1, min(_CHUNK, _CHUNK_BYTES // (math.prod(network.shape) * network.dtype.itemsize)))
+    return [examples[start : start + size] for start in range(0, len(examples), size)]
+
+
+def _gather(own: list[_Chunk], processes: Processes) -> list[_Chunk]:
+    """Return the chunks of all processes."""
+    if processes.count == 1:
+        return own
+    gathered: list[Any] = [None] * processes.count
+    dist.all_gather_object(gathered, own)
+    return [chunk for chunks in gathered for chunk in chunks]
+
+
+def _stopping_rule(settings: CertifySettings, delta: Sensitivity, rounding: Array) -> StoppingRule:
+    """Return when drawing may stop, in whitened units: a radius μ is proven if ρ ≥ Δ·μ + rounding."""
+    return StoppingRule(
+        radius=None if settings.radius is None else (settings.radius * delta.upper + rounding) * _UP,
+        tolerance=None if settings.tolerance is None else settings.tolerance * delta.upper,
+    )
 
 
 def draws_needed(p: float, settings: CertifySettings) -> float:
     """Return how many draws, all for one class, prove that its probability is above `p`; inf if too many."""
     few, many = 0, 1
-    while not _unanimous(many, settings) > p:
+    while not _unanimous_bound(many, settings) > p:
         few, many = many, 2 * many
         if many > 2**40:
             return math.inf
     while many - few > 1:
         middle = (few + many) // 2
-        few, many = (few, middle) if _unanimous(middle, settings) > p else (middle, many)
+        few, many = (few, middle) if _unanimous_bound(middle, settings) > p else (middle, many)
     return many
 
 
-def _unanimous(draws: int, settings: CertifySettings) -> float:
+def _unanimous_bound(draws: int, settings: CertifySettings) -> float:
     """Return the best lower bound of p that `draws` draws can give."""
     soft = settings.scores == "soft"
     totals, before = np.array([[draws, 0.0]]), np.array([[settings.selection_draws, 0.0]])
-    pilot = Pilot.of(before, settings.selection_draws, "rest", draws, settings.failure_prob)
+    selection = select_class(before, settings.selection_draws, "rest", draws, settings.failure_prob)
     share = settings.failure_prob / (2 if settings.adaptive and not soft else 1)
-    return float((anytime if soft else fixed)(totals, draws, pilot, share).p_lower[0])
+    return float((running_bounds if soft else fixed_bounds)(totals, draws, selection, share).p_lower[0])
 
 
-def _largest_radius(settings: CertifySettings, bound: Sensitivity) -> float:
+def _largest_radius(settings: CertifySettings, delta: Sensitivity) -> float:
     """Return the radius that unanimous votes would prove, in the units of the input: no certificate is larger."""
-    return min(float(ndtri(_unanimous(settings.draws, settings))) / max(bound.upper, 1e-300), _FARTHEST)
+    return min(float(ndtri(_unanimous_bound(settings.draws, settings))) / max(delta.upper, 1e-300), _FARTHEST)
 
 
-def _require_enough_draws(settings: CertifySettings, bound: Sensitivity) -> None:
-    target = float(ndtr((settings.radius or 0.0) * bound.upper * _UP))
-    if _unanimous(settings.draws, settings) > target:
+def _require_enough_draws(settings: CertifySettings, delta: Sensitivity) -> None:
+    target = float(ndtr((settings.radius or 0.0) * delta.upper * _UP))
+    if _unanimous_bound(settings.draws, settings) > target:
         return
     needed = draws_needed(target, settings)
     what = "any radius" if settings.radius is None else f"the {settings.norm} radius {settings.radius:g}"
@@ -130,88 +213,24 @@ def _require_enough_draws(settings: CertifySettings, bound: Sensitivity) -> None
     )
 
 
-def _whitened(settings: CertifySettings, sensitivity: Sensitivity, rounding: Array) -> Question:
-    return Question(
-        radius=None if settings.radius is None else (settings.radius * sensitivity.upper + rounding) * _UP,
-        tolerance=None if settings.tolerance is None else settings.tolerance * sensitivity.upper,
-    )
-
-
-def _certified(
-    network: CutNetwork,
-    inputs: Tensor,
-    indices: NDArray[np.int64],
-    question: Question,
-    settings: CertifySettings,
-    source: NoiseSource,
-    report: "_Reporter",
-) -> tuple[Pilot, Sampled]:
-    """Return what the selection draws chose for some examples, and what the counted draws prove."""
-    scores: Any = settings.scores
-    first = Votes(network, inputs, indices, source=source, purpose="selection", scores=scores)
-    totals = first.draw(np.arange(len(inputs)), settings.selection_draws, report.selected)
-    pilot = Pilot.of(totals, settings.selection_draws, settings.others, settings.draws, settings.failure_prob)
-    counted = Votes(network, inputs, indices, source=source, purpose="counted", scores=scores)
-    sampled = sample(counted, pilot, question, settings, report.drawn)
-    report.finished(len(inputs))
-    return pilot, sampled
-
-
-def _gathered(mine: list[Any], processes: Processes) -> list[Any]:
-    if processes.count == 1:
-        return mine
-    everything: list[Any] = [None] * processes.count
-    dist.all_gather_object(everything, mine)
-    return [piece for pieces in everything for piece in pieces]
-
-
-def _joined(
-    pieces: list[_Piece],
-    indices: NDArray[np.int64],
-    model: NoisyNetwork,
-    settings: CertifySettings,
-    bound: Sensitivity,
-) -> Certificates:
-    back = np.argsort(np.concatenate([where for where, *_ in pieces]))
-    columns = {
-        name: np.concatenate([getattr(sampled, name) for *_, sampled in pieces])[back]
-        for name in ("p_lower", "q_upper", "draws", "answer")
-    }
-    published = published_whitened_sensitivity(model, bound)
-    rounding = np.concatenate([rounding for _, rounding, *_ in pieces])[back]
-    radius = radii_by_rule(columns["p_lower"], columns["q_upper"], bound.upper, published, rounding)
-    return Certificates(
-        settings=settings,
-        sensitivity=bound,
-        published_sensitivity=published,
-        index=indices,
-        prediction=np.concatenate([pilot.top for _, _, pilot, _ in pieces])[back],
-        rounding=rounding,
-        input_path=model.input_path,
-        abstained=radius["tight"] == 0,
-        radius=radius,
-        **columns,
-    )
-
-
-class _Reporter:
+class _ProgressReporter:
     """Turns numbers of draws into progress reports."""
 
     def __init__(self, of: int, most: int, on_progress: Callable[[CertifyProgress], None] | None) -> None:
         self._of, self._most, self._on_progress = of, most, on_progress
         self._finished, self._under_way, self._draws = 0, 0, 0
 
-    def selected(self, draws: int) -> None:
-        self._tell(draws, counted=0)
+    def add_selection(self, draws: int) -> None:
+        self._report(draws, counted=0)
 
-    def drawn(self, draws: int) -> None:
-        self._tell(draws, counted=draws)
+    def add_counted(self, draws: int) -> None:
+        self._report(draws, counted=draws)
 
-    def finished(self, examples: int) -> None:
+    def finish(self, examples: int) -> None:
         self._finished, self._under_way = self._finished + examples, 0
-        self._tell(0, counted=0)
+        self._report(0, counted=0)
 
-    def _tell(self, draws: int, counted: int) -> None:
+    def _report(self, draws: int, counted: int) -> None:
         self._draws, self._under_way = self._draws + draws, self._under_way + counted
         if self._on_progress is not None:
             done = self._finished + self._under_way / self._most

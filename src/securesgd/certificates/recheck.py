@@ -1,40 +1,86 @@
-"""The smoothed classifier at given points, by draws that no certificate has used."""
+"""Stored certificates are not believed: what a row may state, given its own bounds and the record of its norm."""
 
-__all__ = ["smoothed_votes"]
+__all__ = ["record_digest", "require_true_radii"]
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
-from torch import Tensor, nn
 
-from securesgd.certificates.validate import admitted, indices_of, require_same_function
-from securesgd.certificates.votes import NoiseSource, Votes
-from securesgd.models.noisy import NoisyNetwork
-from securesgd.validate import Array, whole_number
+from securesgd.certificates.rules import radius_rules, recorded_rules
+from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.theory.certificates import BUILT_IN_RULES, CERTIFICATE_RULES, radii_by_rule
+from securesgd.validate import Array
+
+_TOLERANCE = 1e-9  # of what another version of a library may round differently
 
 
-def smoothed_votes(
-    model: nn.Module,
-    inputs: Tensor,
-    draws: int,
-    *,
-    seed: int = 0,
-    indices: ArrayLike | None = None,
-    input_range: tuple[float, float] | None = None,
-) -> Array:
-    """Return how many of `draws` fresh noisy passes each class wins at each point, [points, classes].
+def record_digest(record: dict[str, Any]) -> str:
+    """Return what ties a row to its record: a digest of weights, data and settings, as the column `record` has it."""
+    content = {name: record[name] for name in ("weights", "data", "settings")}
+    return "r" + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
-    Guarantee: independent of the draws of every certificate, also one with the same seed; the same arguments give the
-    same votes. So they may be used to look for a point within a certified radius where another class wins.
-    Raises: InvalidInputError as `certify` does.
 
-    Points with the same index get the same noise: an attacked input may be compared with its original on it. By default
-    inputs may have any values: a certificate speaks of the whole ball, not only of its part in the valid range.
+def require_true_radii(rows: Sequence[dict[str, Any]], record: dict[str, Any], table: str) -> None:
+    """Pass if the rows of one norm state what their own p, q and rounding give with the record's Δ.
+
+    Guarantee: no example occurs twice, no row has radii by a rule that the record does not name, and no row has a
+    radius (by a rule of the table), an abstention or a "yes" that its bounds do not prove. The bounds themselves are
+    taken from the row: only new draws can contradict those. Radii by recorded rules from outside are not rechecked.
+    Raises: DamagedFileError naming the table, the row and what it should state.
     """
-    whole_number("draws", draws, 1)
-    network = admitted(model, inputs, input_range)
-    assert isinstance(model, NoisyNetwork)
-    require_same_function(model, inputs, 0.0)
-    votes = Votes(
-        network, inputs, indices_of(indices, len(inputs), unique=False), source=NoiseSource.of(seed), purpose="recheck"
-    )
-    return votes.draw(np.arange(len(inputs)), draws)
+    if not rows:
+        return
+    recorded, stated_rules = recorded_rules(record), radius_rules(rows[0])
+    unrecorded = {name for row in rows for name in radius_rules(row)} - set(recorded)
+    if unrecorded:
+        raise DamagedFileError(
+            f"{table} has radii by a rule that certificates.json does not record (radius_{min(unrecorded)}): it was "
+            "changed"
+        )
+    if not set(BUILT_IN_RULES) <= set(stated_rules):
+        raise DamagedFileError(f"{table} has no radii by some of the rules {', '.join(BUILT_IN_RULES)}: it was changed")
+    if len({row["index"] for row in rows}) < len(rows):
+        raise DamagedFileError(f"{table} has an example twice in {rows[0]['norm']}: it was changed")
+    known = {name: CERTIFICATE_RULES[name] for name in stated_rules if name in CERTIFICATE_RULES}
+    try:
+        p, q, rounding = (_column(rows, name) for name in ("p_lower", "q_upper", "rounding"))
+        upper, published = float(record["sensitivity"]["upper"]), float(record["published_sensitivity"])
+        expected = radii_by_rule(p, q, upper, published, rounding, known)
+        stated = {name: _column(rows, f"radius_{name}") for name in stated_rules}
+    except (InvalidInputError, ValueError, TypeError, KeyError) as error:
+        raise DamagedFileError(f"{table} has rows without meaning ({error})") from None
+    for name, radii in stated.items():
+        wrong = _first(
+            ~np.isclose(radii, expected[name], rtol=_TOLERANCE, atol=0.0) if name in known else ~(radii >= 0)
+        )
+        if wrong is not None:
+            valid = f"p_lower, q_upper and Δ give {expected[name][wrong]:g}" if name in known else "a radius is >= 0"
+            raise DamagedFileError(
+                f"{_place(table, rows[wrong])}: radius_{name} is {radii[wrong]:g}, but {valid}; the row was changed"
+            )
+    target, most_draws = record["settings"]["radius"], record["settings"]["draws"]
+    for row, radius in zip(rows, expected["tight"], strict=True):
+        if bool(row["abstained"]) != (radius == 0) or not 0 <= row["draws"] <= most_draws:
+            raise DamagedFileError(
+                f"{_place(table, row)}: abstained or draws do not agree with its bounds; the row was changed"
+            )
+        if row["answer"] == "yes" and (target is None or not radius >= target):
+            raise DamagedFileError(
+                f"{_place(table, row)}: the answer is yes, but its bounds do not prove it; the row was changed"
+            )
+
+
+def _column(rows: Sequence[dict[str, Any]], name: str) -> Array:
+    return np.array([float(row[name]) for row in rows])
+
+
+def _first(wrong: Iterable[bool]) -> int | None:
+    """Return the place of the first True."""
+    return next((place for place, is_wrong in enumerate(wrong) if is_wrong), None)
+
+
+def _place(table: str, row: dict[str, Any]) -> str:
+    return f"{table}, example {row['index']:.0f} in {row['norm']}"

@@ -1,16 +1,6 @@
-"""What a certification is asked to do."""
+"""The settings of a certification, and the certificates that it returns."""
 
-__all__ = [
-    "ALL_RULES",
-    "FRESH",
-    "OTHERS",
-    "SCORES",
-    "SEEDED",
-    "Certificates",
-    "CertifySettings",
-    "published_whitened_sensitivity",
-    "sensitivity_of",
-]
+__all__ = ["FRESH", "MAX_DRAWS", "OTHERS", "SCORES", "SEEDED", "Certificates", "CertifySettings"]
 
 import math
 from dataclasses import asdict, dataclass, replace
@@ -19,12 +9,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from securesgd.certificates.rules import certificate_rules
+from securesgd.certificates.sensitivity import model_sensitivity, published_whitened_sensitivity
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import Scores
-from securesgd.theory import NORMS, Sensitivity, published_sensitivity
-from securesgd.theory.certificates import ALL_RULES, radii_by_rule
-from securesgd.validate import Array, count_checked
+from securesgd.theory import NORMS, Sensitivity
+from securesgd.theory.certificates import radii_by_rule
+from securesgd.validate import Array, validate_count
 
 Others = Literal["auto", "rest", "each"]
 OTHERS: tuple[str, ...] = get_args(Others)
@@ -36,11 +28,10 @@ MAX_DRAWS = 10**7
 
 @dataclass(frozen=True, kw_only=True)
 class CertifySettings:
-    """How much to draw, how sure to be, and what is asked.
+    """How much to draw, how sure to be, and when to stop.
 
-    Without a question every example gets all `draws`. With `radius` drawing stops as soon as it is known whether the
-    radius is at least that; with `tolerance`, as soon as the radius is known to within that. Both are in the units of
-    the input.
+    By default every example gets all `draws`. With `radius` drawing stops as soon as it is known whether that radius is
+    proven; with `tolerance`, as soon as the radius is known to within that. Both are in the units of the input.
     """
 
     norm: str = "linf"
@@ -68,10 +59,10 @@ class CertifySettings:
             value = getattr(self, name)
             if value not in valid:
                 raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
-        count_checked("draws", self.draws, at_least=1, at_most=MAX_DRAWS)
-        count_checked("selection_draws", self.selection_draws, at_least=1, at_most=MAX_DRAWS)
+        validate_count("draws", self.draws, at_least=1, at_most=MAX_DRAWS)
+        validate_count("selection_draws", self.selection_draws, at_least=1, at_most=MAX_DRAWS)
         if self.seed is not None:
-            count_checked("seed", self.seed, at_least=0)
+            validate_count("seed", self.seed, at_least=0)
         if not (isinstance(self.failure_prob, float) and 0 < self.failure_prob < 1):
             raise InvalidInputError(f"failure_prob is {self.failure_prob!r}; valid: between 0 and 1")
         if self.radius is not None and not (math.isfinite(self.radius) and self.radius >= 0):
@@ -79,7 +70,9 @@ class CertifySettings:
         if self.tolerance is not None and not (math.isfinite(self.tolerance) and self.tolerance > 0):
             raise InvalidInputError(f"tolerance is {self.tolerance!r}; valid: finite and > 0")
         if self.radius is not None and self.tolerance is not None:
-            raise InvalidInputError("give a radius to be answered or a tolerance, not both")
+            raise InvalidInputError(
+                f"radius is {self.radius:g} and tolerance {self.tolerance:g}; give one of them, not both"
+            )
 
     @property
     def adaptive(self) -> bool:
@@ -104,7 +97,7 @@ class Certificates:
 
     Guarantee: for each example, with probability >= 1 − settings.failure_prob over the draws: if it is not abstained,
     `prediction` is the class of the smoothed classifier, and no change of the input of size below `radius` (in
-    settings.norm; any rule but `as-published`) makes it another one.
+    settings.norm; by a rule whose row in `CERTIFICATE_RULES` says that it is a guarantee) makes it another one.
     """
 
     settings: CertifySettings
@@ -118,7 +111,7 @@ class Certificates:
     """The draws do not prove that the prediction is the smoothed classifier's class."""
     answer: NDArray[Any]
     """To "is a radius of at least settings.radius proven?": yes; no, and by no number of draws (with the way the other
-    classes are bounded); or open. Empty if nothing was asked."""
+    classes are bounded); or open. Empty without settings.radius."""
     draws: NDArray[np.int64]
     """Counted draws, besides settings.selection_draws."""
     p_lower: Array
@@ -126,9 +119,9 @@ class Certificates:
     rounding: Array
     """What the rounding of the layer may add to a move of it, in standard deviations; taken off before the radius."""
     input_path: str
-    """`traced`: the whole way of the input to the noisy layer was seen. Else why it was only compared at the inputs."""
+    """`traced` if the whole path of the input to the noisy layer was seen, else why it was only compared at inputs."""
     radius: dict[str, Array]
-    """By rule; 0 where nothing is proven. `as-published` is no guarantee."""
+    """By rule; 0 where nothing is proven. Rules that prove anything are those whose row says `is_guarantee`."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -141,41 +134,14 @@ class Certificates:
     def in_norm(self, norm: str, model: NoisyNetwork, sensitivity: Sensitivity | None = None) -> "Certificates":
         """Return the same certificates with radii in another norm: the votes are the same, only Δ differs."""
         settings = replace(self.settings, norm=norm, radius=None, tolerance=None)
-        bound = sensitivity_of(model, norm, sensitivity)
+        bound = model_sensitivity(model, norm, sensitivity)
         published = published_whitened_sensitivity(model, bound)
+        rules = certificate_rules(self.radius)
         return replace(
             self,
             settings=settings,
             sensitivity=bound,
             published_sensitivity=published,
             answer=np.full(len(self), ""),
-            radius=radii_by_rule(self.p_lower, self.q_upper, bound.upper, published, self.rounding),
+            radius=radii_by_rule(self.p_lower, self.q_upper, bound.upper, published, self.rounding, rules),
         )
-
-
-def sensitivity_of(model: NoisyNetwork, norm: str, given: Sensitivity | None) -> Sensitivity:
-    """Return Δ of the model in `norm`: the given one if it fits, else computed and proven now."""
-    if given is None:
-        return model.sensitivity(norm)  # type: ignore[arg-type]
-    if given.norm != norm:
-        raise InvalidInputError(f"the given sensitivity is in {given.norm}, the radii are asked in {norm}")
-    if np.shape(given.direction) != (math.prod(model.input_shape),):
-        raise InvalidInputError(f"the given sensitivity is of {np.size(given.direction)} inputs, the model has others")
-    attained = float(np.linalg.norm(model.whitening * model.linear_map().apply(given.direction[:, None])[:, 0]))
-    if not given.upper >= attained * (1 - 1e-9):
-        raise InvalidInputError(
-            f"the given sensitivity is {given.upper:g}, but its own direction moves the layer by {attained:g}; "
-            "valid: what model.sensitivity(norm) returns"
-        )
-    return given
-
-
-def published_whitened_sensitivity(model: NoisyNetwork, proven: Sensitivity) -> float:
-    """Return the paper's Δ of the layer, in standard deviations per unit of input. **No guarantee.**
-
-    The paper has one for l_inf only; in the other norms its rule is taken with the proven Δ.
-    """
-    if proven.norm != "linf":
-        return proven.upper
-    variance = 1 / model.whitening**2
-    return published_sensitivity(model.linear_map(), variance / variance.sum()) / float(np.sqrt(variance.mean()))

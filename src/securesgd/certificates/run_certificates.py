@@ -1,310 +1,254 @@
-"""The certificates of a run's test examples, kept in its folder as they come.
+"""Certify the test examples of a run and store the certificates in its folder while they are made.
 
-`certificates.csv` has a row per norm and example, `certificates.json` an entry per norm that says what was asked, with
-which weights and data, and what is guaranteed. Each row carries a digest of what it was made by; rows of another digest
-than their record's are what an interrupted replacement left, and do not count. What is read is not believed: Δ is
-proven again from its proof, and radii are computed again. An example's certificate does not depend on the others, so a
-certification that was interrupted, or asked for more examples later, goes on where it was; and votes do not depend on
-the norm, so another norm by the same settings needs no draws at all.
+An example's certificate does not depend on the others, so an interrupted certification, or one that is wanted for more
+examples later, resumes where it stopped. Votes do not depend on the norm, so another norm by the same settings needs no
+draws at all, and neither does another rule.
 """
 
-__all__ = ["CERTIFICATES", "RECORD", "SENSITIVITIES", "certify_run"]
+__all__ = ["CERTIFICATES", "RECORD", "SENSITIVITIES", "RunCertificates", "certify_run"]
 
-import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from securesgd.certificates.certify import CertifyProgress, certify
-from securesgd.certificates.record import (
-    ALL_RULES,
-    SEEDED,
-    Certificates,
-    CertifySettings,
-    published_whitened_sensitivity,
+from securesgd.certificates.recheck import record_digest
+from securesgd.certificates.record import CertifySettings
+from securesgd.certificates.rules import certificate_rules, radius_rules
+from securesgd.certificates.sensitivity import known_sensitivity, published_whitened_sensitivity
+from securesgd.certificates.stored_certificates import (
+    CERTIFICATES,
+    RECORD,
+    SENSITIVITIES,
+    Row,
+    certificate_rows,
+    new_record,
+    read_certificates,
+    record_rules,
+    require_true_rows,
+    stated_result,
 )
-from securesgd.certificates.summary import certified_summary, guarantee_in_words, record_digest, require_true_radii
-from securesgd.certificates.votes import stream_of
-from securesgd.certificates.weights import fingerprint, known_sensitivity
-from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.certificates.summary import certified_summary
+from securesgd.certificates.votes import stream_number
+from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.runtime.processes import Processes
-from securesgd.runtime.run_folder import locked_folder
-from securesgd.runtime.storage import file_digest, read_json, write_json
-from securesgd.runtime.tables import read_rows, write_rows
-from securesgd.theory import NORMS, Sensitivity
-from securesgd.theory.certificates import radii_by_rule
+from securesgd.runtime.run_folder import WEIGHTS, locked_folder
+from securesgd.runtime.storage import file_digest, write_json
+from securesgd.runtime.tables import write_rows
+from securesgd.theory import Sensitivity
+from securesgd.theory.certificates import CERTIFICATE_RULES, CertificateRule, radii_by_rule
 
-CERTIFICATES, RECORD, SENSITIVITIES = "certificates.csv", "certificates.json", "sensitivity.json"
-WEIGHTS = "model.safetensors"
 _FIRST_PART, _LARGEST_PART, _SECONDS = 32, 512, 20  # examples between two writes, and how far apart those should be
-_WHOLE = ("index", "label", "prediction", "abstained", "draws")
-_NUMBERS = (*_WHOLE, "p_lower", "q_upper", "rounding")
 
-Row = dict[str, Any]
+
+@dataclass(frozen=True, kw_only=True)
+class RunCertificates:
+    """The certificates of a run, as its folder holds them after a certification."""
+
+    records: dict[str, dict[str, Any]]
+    """By norm, of those that were certified: settings, proof of Δ, summary and guarantee, as in certificates.json."""
+    summaries: dict[str, dict[str, Any]]
+    """By norm, of the examples that were wanted, at the radii that were wanted."""
+    rows: list[Row]
+    """Every row of certificates.csv, also in other norms."""
+    examples: int
+
+    def rows_in(self, norm: str) -> list[Row]:
+        """Return the rows of the examples that were wanted, in one norm."""
+        return [row for row in self.rows if row["norm"] == norm and row["index"] < self.examples]
+
+    def json(self) -> dict[str, Any]:
+        """Return the record of each norm, with the summary of the examples that were wanted."""
+        return {norm: {**record, "summary": self.summaries[norm]} for norm, record in self.records.items()}
 
 
 def certify_run(
     folder: Path,
-    model: NoisyNetwork,
+    model: nn.Module,
     inputs: Tensor,
     targets: Tensor,
     norms: Sequence[str],
     settings: CertifySettings,
     *,
     examples: int | None = None,
+    at_radii: Sequence[float] | None = None,
+    rules: Sequence[str] = (),
     again: bool = False,
     on_progress: Callable[[float, int], None] | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Certify the first `examples` of a run's test set that have no certificate yet; return the record of each norm.
+) -> RunCertificates:
+    """Certify the first `examples` (all if None or 0) of a run's test set that have no certificate yet.
 
     Guarantee: that of `certify`; all norms share the votes, so one failure probability covers an example's radii in all
     of them. Whatever is on disk at any moment is true: the rows that carry the digest of their record. Under
     torch.distributed all processes take part and the first one writes.
-    Raises: InvalidInputError if the folder has certificates by other settings, DamagedFileError if they are about other
-    weights or data, state more than they prove, or the files are broken. `again` replaces them; nothing is overwritten
-    otherwise.
+    Raises: InvalidInputError if the model or arguments do not fit or the folder has certificates by other settings,
+    DamagedFileError if they were made with other weights or data, state more than they prove, or the files are broken.
+    `again` replaces them; nothing is overwritten otherwise.
+
+    `at_radii` are those of the summaries; by default the radius of the settings, or some of each norm. `rules` are
+    import paths of certificate rules from outside; their radii are stored for all rows, and are without guarantee of
+    this package. Radii by a rule of an earlier call that is not given now are kept, and are 0 in rows that are new.
     """
-    if settings.seed is None:
-        raise InvalidInputError(
-            "seed is None; valid: a whole number, so that the certificates of a run can be repeated"
-        )
-    if settings.adaptive and len(norms) > 1:
-        raise InvalidInputError("a radius or tolerance is in one norm; ask for one norm at a time")
-    processes = Processes()
+    noisy, wanted, shown_radii = _validate(folder, model, inputs, norms, settings, examples, at_radii)
+    all_rules, processes = certificate_rules(rules), Processes()
     with ExitStack() as stack:
         processes.on_first(lambda: stack.enter_context(locked_folder(folder)))
-        asked = {norm: _asked(replace(settings, norm=norm), model, inputs, targets) for norm in norms}
+        new_records = {norm: new_record(replace(settings, norm=norm), noisy, inputs, targets) for norm in norms}
 
-        def begin() -> tuple[dict[str, Sensitivity], dict[str, Any], list[Row]]:
-            records, rows = _kept(folder, asked, again)  # a refusal comes before the work
-            bounds = {
-                norm: known_sensitivity(model, norm, folder / SENSITIVITIES, again=again and norm in norms)
-                for norm in {**asked, **records}
+        def read_stored() -> tuple[dict[str, Sensitivity], dict[str, Any], list[Row]]:
+            records, rows = read_certificates(folder, new_records, again)  # a refusal comes before the work
+            deltas = {
+                norm: known_sensitivity(noisy, norm, folder / SENSITIVITIES, again=again and norm in norms)
+                for norm in {**new_records, **records}
             }
             for norm, record in records.items():
-                mine = [row for row in rows if row["norm"] == norm]
-                _require_true(folder, mine, record, bounds[norm], model, inputs, targets)
-            return bounds, records, rows
+                require_true_rows(folder, _in_norm(rows, norm), record, deltas[norm], noisy, inputs, targets)
+            return deltas, records, rows
 
-        bounds, records, rows = processes.on_first(begin)
-        rows += _from_other_norms(rows, records, asked, bounds, model)
-        wanted = np.arange(len(inputs) if examples is None else examples)
-        todo = _todo(wanted, rows, norms)
+        deltas, records, stored = processes.on_first(read_stored)
+        columns = list(stored[0]) if stored else []
+        names = list(dict.fromkeys([*all_rules, *(radius_rules(stored[0]) if stored else ())]))
+        stored += _from_other_norms(stored, records, new_records)
+        rows = [
+            row for norm in deltas for row in _with_radii(_in_norm(stored, norm), names, all_rules, deltas[norm], noisy)
+        ]
+        todo = _without_row(wanted, rows, norms)
+        processes.on_first(lambda: record_rules(folder, names))
         done, size = 0, _FIRST_PART * processes.count
 
         def save() -> dict[str, dict[str, Any]]:
             rows.sort(key=lambda row: (row["norm"], row["index"]))
-            write_rows(folder / CERTIFICATES, rows)
-            records.update({norm: _record(asked[norm], bounds[norm], model, rows) for norm in norms})
-            for record in records.values():  # all are about these weights: others were refused, or replaced
-                record["model_file"] = file_digest(folder / WEIGHTS)
+            write_rows(folder / CERTIFICATES, rows, replaces=columns)
+            for norm, record in {**records, **new_records}.items():
+                if _in_norm(rows, norm):
+                    records[norm] = stated_result(record, deltas[norm], noisy, _in_norm(rows, norm), names)
+                # All are about these weights: others were refused, or replaced.
+                records[norm]["model_file"] = file_digest(folder / WEIGHTS)
             write_json(folder / RECORD, records)  # if this never happens, rows of another digest do not count
             return {norm: records[norm] for norm in norms}
 
         while done < len(todo):
             part, started = todo[done : done + size], time.perf_counter()
 
-            def progress(report: CertifyProgress, before: int = done, count: int = len(part)) -> None:
+            def report(progress: CertifyProgress, before: int = done, count: int = len(part)) -> None:
                 if on_progress is not None:
-                    on_progress(before + count * report.examples / max(1, report.of), len(todo))
+                    on_progress(before + count * progress.examples / max(1, progress.of), len(todo))
 
-            first = replace(settings, norm=norms[0])
-            found = certify(
-                model, inputs[part], first, indices=part, on_progress=progress, sensitivity=bounds[norms[0]]
+            certificates = certify(
+                noisy, inputs[part], replace(settings, norm=norms[0]),
+                indices=part, rules=rules, on_progress=report, sensitivity=deltas[norms[0]],
             )  # fmt: skip
             for norm in norms:
-                there = {row["index"] for row in rows if row["norm"] == norm}
-                shown = found if norm == norms[0] else found.in_norm(norm, model, bounds[norm])
-                made = _rows(shown, targets, record_digest(asked[norm]))
-                rows += [row for row in made if row["index"] not in there]
+                in_norm = certificates if norm == norms[0] else certificates.in_norm(norm, noisy, deltas[norm])
+                made = certificate_rows(in_norm, targets, record_digest(new_records[norm]))
+                existing = {row["index"] for row in _in_norm(rows, norm)}
+                rows += [
+                    row
+                    for row in _with_radii(made, names, all_rules, deltas[norm], noisy)
+                    if row["index"] not in existing
+                ]
             processes.on_first(save)
             done += len(part)
             # Whatever this clock says: all processes go by the first one's.
             seconds = processes.on_first(lambda started=started: time.perf_counter() - started)  # type: ignore[misc]
             size = int(np.clip(_SECONDS * len(part) / seconds, size, _LARGEST_PART * processes.count))
-        return processes.on_first(save)
+        certified = processes.on_first(save)
+    result = RunCertificates(records=certified, summaries={}, rows=rows, examples=len(wanted))
+    return replace(result, summaries={norm: certified_summary(result.rows_in(norm), shown_radii) for norm in norms})
 
 
-def _asked(settings: CertifySettings, model: NoisyNetwork, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
-    """Return what a record must agree with for its rows to be the same as those that would be made now."""
-    data = hashlib.sha256()
-    for tensor in (inputs, targets):
-        data.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        data.update(tensor.contiguous().numpy().data)
-    return {"weights": fingerprint(model), "data": data.hexdigest(), "settings": settings.json()}
-
-
-def _kept(folder: Path, asked: dict[str, Any], again: bool) -> tuple[dict[str, Any], list[Row]]:
-    """Return the records and rows in the folder that stay. Raises if some would not, unless `again`."""
-    records, rows = _read(folder, again)
-    new = next(iter(asked.values()))
-    for norm, record in list(records.items()):
-        other = [name for name in ("weights", "data") if record[name] != new[name]]
-        if other and not again:
-            raise DamagedFileError(
-                f"{folder / CERTIFICATES} is about other {other[0]} than the run's: one of them was replaced; "
-                "--again makes new certificates"
-            )
-        if norm in asked and record["settings"] != asked[norm]["settings"] and not again:
-            raise InvalidInputError(
-                f"{folder / CERTIFICATES} has {norm} certificates by other settings ({_change(record, asked[norm])}); "
-                "use the same, or --again to replace them"
-            )
-        if other or (again and norm in asked):
-            del records[norm]
-    digests = {norm: record_digest(record) for norm, record in records.items()}
-    return records, [row for row in rows if digests.get(row["norm"]) == row["record"]]
-
-
-def _require_true(
+def _validate(
     folder: Path,
-    rows: list[Row],
-    record: dict[str, Any],
-    bound: Sensitivity,
-    model: NoisyNetwork,
+    model: nn.Module,
     inputs: Tensor,
-    targets: Tensor,
-) -> None:
-    """Pass if a record and its rows state nothing but what Δ, the model and the rows' own bounds give.
-
-    Raises: DamagedFileError if not.
-    """
-    published = published_whitened_sensitivity(model, bound)
-    for words, stated, true in (
-        ("Δ", record["sensitivity"]["upper"], bound.upper),
-        ("the published Δ", record["published_sensitivity"], published),
-    ):
-        if not math.isclose(stated, true, rel_tol=1e-9):
-            raise DamagedFileError(
-                f"{folder / RECORD} states {words} in {bound.norm} as {stated:g}, but it is {true:g}: the file was "
-                "changed; --again makes new certificates"
-            )
-    indices = [row["index"] for row in rows]
-    if len(set(indices)) < len(rows) or not all(0 <= index < len(inputs) for index in indices):
-        raise DamagedFileError(
-            f"{folder / CERTIFICATES} has {bound.norm} rows of examples that are not there, or twice"
+    norms: Sequence[str],
+    settings: CertifySettings,
+    examples: int | None,
+    at_radii: Sequence[float] | None,
+) -> tuple[NoisyNetwork, NDArray[np.int64], Sequence[float] | None]:
+    """Return the model, the indices of the wanted examples, and the radii of the summary (None: some of each norm)."""
+    if not isinstance(model, NoisyNetwork):
+        raise InvalidInputError(
+            f"{folder} has a {type(model).__name__} without noise in the first layer: there is nothing to certify"
         )
-    rounding: Any = model.rounding(inputs[indices]) if rows else ()
-    for row, true in zip(rows, rounding, strict=True):
-        if row["label"] != int(targets[row["index"]]) or not math.isclose(row["rounding"], true, rel_tol=1e-9):
-            raise DamagedFileError(
-                f"{folder / CERTIFICATES}, example {row['index']} in {bound.norm}: label or rounding are not the "
-                "example's; the row was changed"
-            )
-    require_true_radii(rows, record, str(folder / CERTIFICATES))
+    if settings.seed is None:
+        raise InvalidInputError(
+            "seed is None; valid: a whole number, so that the certificates of a run can be repeated"
+        )
+    if not norms:
+        raise InvalidInputError("norms is empty; valid: one or more of linf, l2, l1")
+    if settings.adaptive and len(norms) > 1:
+        raise InvalidInputError("a radius or tolerance is in one norm; certify one norm at a time")
+    if at_radii and not all(0 <= radius < math.inf for radius in at_radii):
+        raise InvalidInputError(f"at_radii is {list(at_radii)}; valid: radii >= 0")
+    if examples is not None and examples < 0:
+        raise InvalidInputError(f"examples is {examples}; valid: 1 or more, or 0 for all")
+    wanted = np.arange(min(examples or len(inputs), len(inputs)))
+    return model, wanted, at_radii or ([settings.radius] if settings.radius else None)
 
 
-def _todo(wanted: NDArray[np.int64], rows: list[Row], norms: Sequence[str]) -> NDArray[np.int64]:
+def _in_norm(rows: list[Row], norm: str) -> list[Row]:
+    return [row for row in rows if row["norm"] == norm]
+
+
+def _without_row(wanted: NDArray[np.int64], rows: list[Row], norms: Sequence[str]) -> NDArray[np.int64]:
     """Return the examples without a row in some norm, those that share noise side by side."""
-    there = [{row["index"] for row in rows if row["norm"] == norm} for norm in norms]
-    todo = np.array([i for i in wanted if not all(i in indices for indices in there)], dtype=np.int64)
-    return todo[np.lexsort((todo, stream_of(todo)))]
+    existing = [{row["index"] for row in _in_norm(rows, norm)} for norm in norms]
+    todo = np.array([i for i in wanted if not all(i in indices for indices in existing)], dtype=np.int64)
+    return todo[np.lexsort((todo, stream_number(todo)))]
 
 
-def _from_other_norms(
+def _with_radii(
     rows: list[Row],
-    records: dict[str, Any],
-    asked: dict[str, Any],
-    bounds: dict[str, Sensitivity],
+    names: Sequence[str],
+    rules: Mapping[str, CertificateRule],
+    delta: Sensitivity,
     model: NoisyNetwork,
 ) -> list[Row]:
-    """Return rows in norms that have none yet, from the votes of a norm that was certified by the same settings."""
-    made: list[Row] = []
-    for norm in (norm for norm in asked if norm not in records):
-        same = asked[norm]["settings"] | {"norm": None}
-        source = next((n for n, r in records.items() if r["settings"] | {"norm": None} == same), None)
-        if source is None or same["radius"] is not None or same["tolerance"] is not None:
-            continue
-        old = [row for row in rows if row["norm"] == source]
-        p, q, rounding = (np.array([row[name] for row in old]) for name in ("p_lower", "q_upper", "rounding"))
-        published = published_whitened_sensitivity(model, bounds[norm])
-        found = radii_by_rule(p, q, bounds[norm].upper, published, rounding)
-        made += [
-            {**row, "norm": norm, "record": record_digest(asked[norm])}
-            | {f"radius_{rule}": float(found[rule][i]) for rule in ALL_RULES}
-            for i, row in enumerate(old)
-        ]
-    return made
+    """Return rows of one norm with radii by all `names`, in that order.
 
-
-def _record(asked: dict[str, Any], bound: Sensitivity, model: NoisyNetwork, rows: list[Row]) -> dict[str, Any]:
-    mine = [row for row in rows if row["norm"] == bound.norm]
-    proof = {"upper": bound.upper, "lower": bound.lower, "method": bound.method}
-    summary = certified_summary(mine)
-    words = guarantee_in_words(asked["settings"], proof, summary)
-    return {
-        **asked,
-        "noise": SEEDED,
-        "input_path": model.input_path,
-        "sensitivity": proof,
-        "published_sensitivity": published_whitened_sensitivity(model, bound),
-        "examples": len(mine),
-        "summary": summary,
-        "guarantee": words,
-    }
-
-
-def _rows(found: Certificates, targets: Tensor, digest: str) -> list[Row]:
-    labels = targets.numpy()
+    Radii that the rows lack are computed, as are those by rules from outside, whose function may have changed. A rule
+    that is not known here cannot be computed: where it is missing, its radius is 0, which claims nothing.
+    """
+    if not rows:
+        return []
+    present = radius_rules(rows[0])
+    computed = {name: rule for name, rule in rules.items() if name not in present or name not in CERTIFICATE_RULES}
+    p, q, rounding = (np.array([row[name] for row in rows]) for name in ("p_lower", "q_upper", "rounding"))
+    published = published_whitened_sensitivity(model, delta) if computed else delta.upper
+    radii = radii_by_rule(p, q, delta.upper, published, rounding, computed)
     return [
-        {
-            "norm": found.settings.norm,
-            "record": digest,
-            "index": int(index),
-            "label": int(labels[index]),
-            "prediction": int(found.prediction[i]),
-            "abstained": int(found.abstained[i]),
-            "answer": str(found.answer[i]),
-            "draws": int(found.draws[i]),
-            "p_lower": float(found.p_lower[i]),
-            "q_upper": float(found.q_upper[i]),
-            "rounding": float(found.rounding[i]),
-            **{f"radius_{rule}": float(found.radius[rule][i]) for rule in ALL_RULES},
+        {column: value for column, value in row.items() if not column.startswith("radius_")}
+        | {
+            f"radius_{name}": float(radii[name][i]) if name in radii else row.get(f"radius_{name}", 0.0)
+            for name in names
         }
-        for i, index in enumerate(found.index)
+        for i, row in enumerate(rows)
     ]
 
 
-def _read(folder: Path, again: bool) -> tuple[dict[str, Any], list[Row]]:
-    """Return what is there: records by norm, and rows."""
-    table, record = folder / CERTIFICATES, folder / RECORD
-    if not record.exists() and (again or not table.exists()):
-        return {}, []
-    if not record.exists():
-        raise DamagedFileError(
-            f"{record} is missing, so nobody knows how {table.name} was made; move that away, or --again replaces it"
-        )
-    try:
-        records = read_json(record)
-        numbers = (*_WHOLE, "p_lower", "q_upper", *(f"radius_{rule}" for rule in ALL_RULES))
-        rows = [row | {name: int(row[name]) for name in _WHOLE} for row in read_rows(table, numbers=numbers)]
-        for entry in records.values():
-            entry["weights"], entry["data"], entry["settings"]["norm"], entry["published_sensitivity"]
-            float(entry["sensitivity"]["upper"])
-        needed = {*_NUMBERS, "record", "answer", *(f"radius_{rule}" for rule in ALL_RULES)}
-        if any(not needed <= set(row) for row in rows[:1]):
-            raise ValueError("columns are missing")
-        for row in rows:
-            [float(row[name]) for name in needed - {"record", "answer"}]
-        if len({(row["norm"], row["index"], row["record"]) for row in rows}) < len(rows):
-            raise ValueError("a row occurs twice")
-        if not {row["norm"] for row in rows} <= set(NORMS):
-            raise ValueError(f"a row is of another norm than {', '.join(NORMS)}")
-        return records, rows
-    except (DamagedFileError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFileError(f"{table} or {record.name} is damaged ({error}); move both away") from None
-
-
-def _change(there: dict[str, Any], asked: dict[str, Any]) -> str:
-    """Return what differs, as it is in the folder."""
-    changed = [name for name, value in asked["settings"].items() if there["settings"].get(name) != value]
-    return ", ".join(f"{name} {there['settings'].get(name)}" for name in changed)
+def _from_other_norms(
+    rows: list[Row], records: Mapping[str, dict[str, Any]], new_records: Mapping[str, dict[str, Any]]
+) -> list[Row]:
+    """Return rows without radii in norms that have none yet, from the votes of a norm with the same settings."""
+    converted: list[Row] = []
+    for norm in (norm for norm in new_records if norm not in records):
+        same = new_records[norm]["settings"] | {"norm": None}
+        source = next((n for n, r in records.items() if r["settings"] | {"norm": None} == same), None)
+        if source is None or same["radius"] is not None or same["tolerance"] is not None:
+            continue
+        votes = [
+            {column: value for column, value in row.items() if not column.startswith("radius_")}
+            for row in _in_norm(rows, source)
+        ]
+        converted += [row | {"norm": norm, "record": record_digest(new_records[norm])} for row in votes]
+    return converted

@@ -1,24 +1,14 @@
 """What the certificates of a run say together: certified accuracy at radii, average certified radius, and in words."""
 
-__all__ = [
-    "DEFAULT_RADII",
-    "certified_accuracy",
-    "certified_summary",
-    "guarantee_in_words",
-    "is_right",
-    "record_digest",
-    "require_true_radii",
-]
+__all__ = ["DEFAULT_RADII", "certified_accuracy", "certified_summary", "guarantee_in_words", "is_right"]
 
-import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from securesgd.errors import DamagedFileError, InvalidInputError
-from securesgd.theory.certificates import ALL_RULES, radii_by_rule
+from securesgd.certificates.rules import radius_rules
+from securesgd.theory.certificates import rule_caveat
 from securesgd.theory.confidence import wilson_interval
 
 DEFAULT_RADII = {
@@ -26,7 +16,6 @@ DEFAULT_RADII = {
     "l2": (0.25, 0.5, 0.75, 1.0),
     "linf": (0.01, 0.02, 0.05, 0.1),
 }
-_TOLERANCE = 1e-9  # of what another version of a library may round differently
 _NORMS = {"l1": "l1", "l2": "l2 (Euclidean)", "linf": "l_inf (every pixel by at most that much)"}
 
 
@@ -42,7 +31,7 @@ def certified_summary(rows: Sequence[dict[str, Any]], radii: Sequence[float] | N
 
     The average certified radius counts wrong and abstained examples as 0.
     """
-    rules = [name.removeprefix("radius_") for name in rows[0] if name.startswith("radius_")]
+    rules = radius_rules(rows[0])
     chosen = list(DEFAULT_RADII[rows[0]["norm"]] if radii is None else radii)
     right = [is_right(row) for row in rows]
     lower, upper = wilson_interval(sum(right), len(rows))
@@ -61,8 +50,8 @@ def certified_summary(rows: Sequence[dict[str, Any]], radii: Sequence[float] | N
 
 def guarantee_in_words(settings: dict[str, Any], sensitivity: dict[str, Any], summary: dict[str, Any]) -> str:
     """Return one paragraph that says what is proven, about what, and how sure that is."""
-    tight = summary["certified_accuracy"]["tight"]
-    shown = ", ".join(f"{100 * found['share']:.1f} % at {radius}" for radius, found in tight.items())
+    by_rule = summary["certified_accuracy"]
+    shares = ", ".join(f"{100 * share['share']:.1f} % at {radius}" for radius, share in by_rule["tight"].items())
     failure = settings["failure_prob"]
     return (
         f"For each of {summary['examples']} test examples, with probability at least {1 - failure:g} over the noise of "
@@ -71,10 +60,9 @@ def guarantee_in_words(settings: dict[str, Any], sensitivity: dict[str, Any], su
         f"{_NORMS[settings['norm']]} in the units of the input, makes the smoothed network predict another class. This "
         "is about the weights of this run, with the noise they were trained with, and a first layer whose sensitivity "
         f"is proven to be at most {sensitivity['upper']:.6g} standard deviations per unit of input (and is at least "
-        f"{sensitivity['lower']:.6g}). Right and proven (rule tight): {shown}. It says nothing about changes larger "
+        f"{sensitivity['lower']:.6g}). Right and proven (rule tight): {shares}. It says nothing about changes larger "
         "than the radius or about whether the prediction is right; among many examples, a share of at most "
-        f"{failure:g} is expected to be wrong. {_noise_in_words(settings.get('seed'))}Radii by the rule as-published "
-        "are the paper's printed formula and no guarantee."
+        f"{failure:g} is expected to be wrong. {_noise_in_words(settings.get('seed'))}{_caveats_in_words(by_rule)}"
     )
 
 
@@ -87,50 +75,8 @@ def _noise_in_words(seed: int | None) -> str:
     )
 
 
-def record_digest(record: dict[str, Any]) -> str:
-    """Return what ties a row to its record: a digest of weights, data and settings, as the column `record` has it."""
-    about = {name: record[name] for name in ("weights", "data", "settings")}
-    return "r" + hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def require_true_radii(rows: Sequence[dict[str, Any]], record: dict[str, Any], table: str) -> None:
-    """Pass if the rows of one norm say what their own p, q and rounding give with the record's Δ.
-
-    Guarantee: no example is there twice, and no row has a radius, an abstention or a "yes" that its bounds do not
-    prove. The bounds themselves are taken from the row: only new draws can contradict those.
-    Raises: DamagedFileError naming the table, the row and what it should say.
-    """
-    if not rows:
-        return
-    unknown = {name for row in rows for name in row if name.startswith("radius_")} - {f"radius_{r}" for r in ALL_RULES}
-    if unknown:
-        raise DamagedFileError(f"{table} has radii by a rule that there is not ({min(unknown)}): it was changed")
-    if len({row["index"] for row in rows}) < len(rows):
-        raise DamagedFileError(f"{table} has an example twice in {rows[0]['norm']}: it was changed")
-    where = [f"{table}, example {row['index']:.0f} in {row['norm']}" for row in rows]
-    try:
-        p, q, rounding = (np.array([float(row[name]) for row in rows]) for name in ("p_lower", "q_upper", "rounding"))
-        upper, published = float(record["sensitivity"]["upper"]), float(record["published_sensitivity"])
-        expected = radii_by_rule(p, q, upper, published, rounding)
-    except (InvalidInputError, ValueError, TypeError, KeyError) as error:
-        raise DamagedFileError(f"{table} has rows without meaning ({error})") from None
-    for rule in ALL_RULES:
-        stated = np.array([float(row[f"radius_{rule}"]) for row in rows])
-        wrong = np.flatnonzero(~np.isclose(stated, expected[rule], rtol=_TOLERANCE, atol=0.0))
-        if len(wrong):
-            i = int(wrong[0])
-            raise DamagedFileError(
-                f"{where[i]}: radius_{rule} is {stated[i]:g}, but p_lower, q_upper and Δ give {expected[rule][i]:g}; "
-                "the row was changed"
-            )
-    asked, most = record["settings"]["radius"], record["settings"]["draws"]
-    for i, row in enumerate(rows):
-        if bool(row["abstained"]) != (expected["tight"][i] == 0) or not 0 <= row["draws"] <= most:
-            raise DamagedFileError(f"{where[i]}: abstained or draws do not agree with its bounds; the row was changed")
-        if row["answer"] == "yes" and (asked is None or not expected["tight"][i] >= asked):
-            raise DamagedFileError(
-                f"{where[i]}: the answer is yes, but its bounds do not prove it; the row was changed"
-            )
+def _caveats_in_words(rules: Sequence[str]) -> str:
+    return " ".join(f"Radii by the rule {rule} are {rule_caveat(rule)}." for rule in rules if rule_caveat(rule))
 
 
 def is_right(row: dict[str, Any]) -> bool:

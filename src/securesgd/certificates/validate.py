@@ -1,6 +1,6 @@
-"""What can be certified: a noisy network in eval mode that treats examples one by one, and inputs it was made for."""
+"""Validation of what is to be certified: a noisy network in eval mode that treats examples one by one, and inputs."""
 
-__all__ = ["admitted", "indices_of", "require_same_function"]
+__all__ = ["require_same_function", "validate_indices", "validate_model"]
 
 import numpy as np
 import torch
@@ -10,15 +10,17 @@ from torch import Tensor, nn
 from securesgd.errors import InvalidInputError
 from securesgd.models.input_path import require_same_everywhere, require_steady
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.models.split_network import CutNetwork
+from securesgd.models.split_network import SplitNetwork
 from securesgd.models.validate_network import require_sound
 from securesgd.runtime.machine import require_full_precision
 
 _PROBES = 16
 
 
-def admitted(model: nn.Module, inputs: Tensor, input_range: tuple[float, float] | None) -> CutNetwork:
-    """Return the network cut for drawing, after checking that a certificate of it would be true.
+def validate_model(
+    model: nn.Module, inputs: Tensor, input_range: tuple[float, float] | None
+) -> tuple[NoisyNetwork, SplitNetwork]:
+    """Return the model, and split for many draws, after checking that a certificate of it would be true.
 
     The checks of construction are made anew: layers, weights and flags may have changed since.
     Assumes: what sixteen random draws do not show of the rest of the network does not happen.
@@ -48,12 +50,12 @@ def admitted(model: nn.Module, inputs: Tensor, input_range: tuple[float, float] 
     with torch.inference_mode(False):
         require_sound(model)
         require_steady(model, inputs[:1].clone().to(model.noisy.noise.std))
-    network = CutNetwork(model)
-    _require_sound(model, network, inputs)
-    return network
+    network = SplitNetwork(model)
+    _require_sound_rest(model, network, inputs)
+    return model, network
 
 
-def indices_of(indices: ArrayLike | None, count: int, *, unique: bool = True) -> NDArray[np.int64]:
+def validate_indices(indices: ArrayLike | None, count: int, *, unique: bool = True) -> NDArray[np.int64]:
     """Return the examples' indices in their data set, 0, 1, … if none are given."""
     if indices is None:
         return np.arange(count)
@@ -86,7 +88,7 @@ def require_same_function(model: NoisyNetwork, inputs: Tensor, reach: float) -> 
 
 
 def _require_precision(model: NoisyNetwork) -> None:
-    """Pass if all is in single or double precision, the noisy layer in one of them, and nothing lowers it behind us."""
+    """Pass if all is in single or double precision, the noisy layer in one of them, and torch does not lower it."""
     kinds = (torch.float32, torch.float64)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype not in kinds:
@@ -123,7 +125,7 @@ def _require_inputs(inputs: Tensor, shape: tuple[int, ...], input_range: tuple[f
 
 
 @torch.inference_mode()
-def _require_sound(model: NoisyNetwork, network: CutNetwork, inputs: Tensor) -> None:
+def _require_sound_rest(model: NoisyNetwork, network: SplitNetwork, inputs: Tensor) -> None:
     """Pass if the rest of the network is deterministic, treats rows one by one, and is the model's own function."""
     x = inputs[:1]
     normals = torch.randn(_PROBES, *network.noise_shape, generator=torch.Generator().manual_seed(0))

@@ -1,9 +1,9 @@
-"""Votes: how often each class wins over draws of noise.
+"""Votes: how often each class of a noisy network wins over draws of noise.
 
 A draw is a function of (seed or secret key, purpose, stream, number of the draw) and of nothing else.
 """
 
-__all__ = ["BLOCK", "NoiseSource", "NoiseStream", "Votes", "draws_per_pass", "stream_of"]
+__all__ = ["BLOCK", "NoiseSource", "NoiseStream", "Votes", "draws_per_pass", "smoothed_votes", "stream_number"]
 
 import hashlib
 import math
@@ -15,11 +15,12 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from securesgd.certificates.validate import require_same_function, validate_indices, validate_model
 from securesgd.models.predict import Scores, tally
-from securesgd.models.split_network import CutNetwork
-from securesgd.validate import Array
+from securesgd.models.split_network import SplitNetwork
+from securesgd.validate import Array, validate_count
 
 BLOCK = 32  # draws that are made at once
 _STREAM_BITS = 4
@@ -27,7 +28,7 @@ _STREAM_BITS = 4
 Purpose = Literal["selection", "counted", "recheck"]
 
 
-def stream_of(index: ArrayLike) -> NDArray[np.int64]:
+def stream_number(index: ArrayLike) -> NDArray[np.int64]:
     """Return the stream of each index; every regular choice of examples is spread over all streams."""
     # Multiplicative hashing (Knuth, TAOCP 3, 6.4): the top bits of index · 2³²/φ.
     mixed = (np.asarray(index, dtype=np.uint64) * np.uint64(0x9E3779B1)) % np.uint64(2**32)
@@ -36,7 +37,7 @@ def stream_of(index: ArrayLike) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class NoiseSource:
-    """What all draws of one certification come from. Repeatable by its seed; without one, 128 bits of the system's own.
+    """The source of all draws of one certification: repeatable by its seed, or 128 random bits of the system's own.
 
     Votes are no release of private data, so their normals need not be exact: they are Box and Muller's in the network's
     type, from 32-bit uniforms (up to 6.7 standard deviations), which is three times as fast as numpy's.
@@ -45,8 +46,8 @@ class NoiseSource:
     key: int = field(repr=False)
 
     @classmethod
-    def of(cls, seed: int | None) -> "NoiseSource":
-        """Return the source of a seed, or a fresh one that nobody can predict."""
+    def from_seed(cls, seed: int | None) -> "NoiseSource":
+        """Return the source that a seed gives, or without a seed a fresh one that nobody can predict."""
         if seed is None:
             return cls(secrets.randbits(128))
         return cls(int.from_bytes(hashlib.sha256(f"securesgd seed {int(seed)}".encode()).digest()[:16]))
@@ -87,14 +88,14 @@ _PASS_BYTES = 3 * 2**19  # of the layer's output: what stays in the cache of one
 _MOST_DRAWS = 512
 
 
-def draws_per_pass(network: CutNetwork) -> int:
+def draws_per_pass(network: SplitNetwork) -> int:
     """Return how many draws of one example go through the network at once: whole blocks that fit the cache."""
     size = math.prod(network.shape) * network.dtype.itemsize
     return max(BLOCK, min(_PASS_BYTES // size, _MOST_DRAWS) // BLOCK * BLOCK)
 
 
 class Votes:
-    """What the classes of some examples got so far, and more of it on demand. Memory does not grow with the draws.
+    """The votes of some examples so far; `draw` adds more. Memory does not grow with the draws.
 
     Guarantee: an example's totals after n draws are the same bits whatever other examples are here: its noise depends
     on its index, and it goes through the network on its own.
@@ -102,7 +103,7 @@ class Votes:
 
     def __init__(
         self,
-        network: CutNetwork,
+        network: SplitNetwork,
         inputs: Tensor,
         indices: NDArray[np.int64],
         *,
@@ -111,7 +112,7 @@ class Votes:
         scores: Scores = "votes",
     ) -> None:
         self._network, self._source, self._purpose, self._scores = network, source, purpose, scores
-        self._streams = stream_of(indices)
+        self._streams = stream_number(indices)
         with torch.inference_mode():
             self._clean = torch.cat([network.clean(x.unsqueeze(0)) for x in inputs])
         self._per_pass = draws_per_pass(network)
@@ -131,7 +132,7 @@ class Votes:
         assert (self.drawn[examples] == start).all()
         for stream in np.unique(self._streams[examples]):
             members = examples[self._streams[examples] == stream]
-            more = self._more(members, int(stream), start, until, on_draws)
+            more = self._count(members, int(stream), start, until, on_draws)
             if self.totals.shape[1] == 0:
                 self.totals = np.zeros((len(self.drawn), more.shape[1]))
             self.totals[members] += more
@@ -139,10 +140,10 @@ class Votes:
         return self.totals[examples]
 
     @torch.inference_mode()
-    def _more(
+    def _count(
         self, members: NDArray[np.int64], stream: int, start: int, until: int, on_draws: Callable[[int], None]
     ) -> Array:
-        """Return what draws start..until−1 give to examples of one stream."""
+        """Return the votes of draws start..until−1 for examples of one stream."""
         noise = NoiseStream(self._source, self._purpose, stream, self._network.noise_shape, self._network.dtype)
 
         def spread() -> Iterator[Tensor]:
@@ -152,3 +153,29 @@ class Votes:
                 on_draws(len(normals) * len(members))
 
         return tally(self._network, self._clean[torch.from_numpy(members)], spread(), scores=self._scores).numpy()
+
+
+def smoothed_votes(
+    model: nn.Module,
+    inputs: Tensor,
+    draws: int,
+    *,
+    seed: int = 0,
+    indices: ArrayLike | None = None,
+    input_range: tuple[float, float] | None = None,
+) -> Array:
+    """Return how many of `draws` fresh noisy passes each class wins at each point, [points, classes].
+
+    Guarantee: independent of the draws of every certificate, also one with the same seed; the same arguments give the
+    same votes. So they may be used to look for a point within a certified radius where another class wins.
+    Raises: InvalidInputError as `certify` does.
+
+    Points with the same index get the same noise: an attacked input may be compared with its original on it. By default
+    inputs may have any values: a certificate speaks of the whole ball, not only of its part in the valid range.
+    """
+    validate_count("draws", draws, 1)
+    noisy, network = validate_model(model, inputs, input_range)
+    places = validate_indices(indices, len(inputs), unique=False)
+    require_same_function(noisy, inputs, 0.0)
+    votes = Votes(network, inputs, places, source=NoiseSource.from_seed(seed), purpose="recheck")
+    return votes.draw(np.arange(len(inputs)), draws)

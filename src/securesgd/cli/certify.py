@@ -3,21 +3,24 @@
 __all__ = ["certify"]
 
 import json
-import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from securesgd.cli.app import app
-from securesgd.cli.options import numbers
+from securesgd.cli.app import Dataset, Network, app, parse_numbers
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, nearest
+from securesgd.runtime.import_path import is_import_path
+from securesgd.runtime.run_folder import CERTIFICATES
+from securesgd.theory.certificates import CERTIFICATE_RULES, rule_caveat
+
+if TYPE_CHECKING:
+    from securesgd.run import Run
 
 
 @app.command(epilog="Example: securesgd certify runs/a --norm linf,l2 --draws 10000 --examples 500")
@@ -29,135 +32,79 @@ def certify(
     draws: Annotated[
         int, typer.Option(help="Noise draws per example; the most, with --radius or --tolerance.")
     ] = 10_000,
-    failure_prob: Annotated[float, typer.Option(help="Of everything said about one example.")] = 0.001,
+    failure_prob: Annotated[float, typer.Option(help="Of everything stated about one example.")] = 0.001,
     examples: Annotated[int, typer.Option(help="Test examples, from the first; 0 for all.")] = 500,
-    rule: Annotated[str, typer.Option(help="Shown: tight, analytic, extended, classic, as-published or all.")] = "all",
+    rule: Annotated[
+        str,
+        typer.Option(
+            help=f"Shown: {', '.join(CERTIFICATE_RULES)} or all. A rule from outside, as package.module:function, is "
+            "computed and stored too, without guarantee of this package."
+        ),
+    ] = "all",
     radius: Annotated[
-        float | None, typer.Option(help="Only answer: is it proven at this radius? Needs far fewer draws.")
+        float | None, typer.Option(help="Only decide whether this radius is proven. Needs far fewer draws.")
     ] = None,
     tolerance: Annotated[float | None, typer.Option(help="Stop when the radius is known to within this.")] = None,
     at_radii: Annotated[str, typer.Option(help="Radii of the table, as 0.01,0.05.", metavar="NUMBERS")] = "",
-    selection_draws: Annotated[int, typer.Option(help="Draws that choose the class, apart from the others.")] = 100,
-    seed: Annotated[int, typer.Option(help="Seed of the noise that is voted under.")] = 0,
-    again: Annotated[bool, typer.Option("--again", help="Replace certificates made by other settings.")] = False,
+    selection_draws: Annotated[int, typer.Option(help="Draws that choose the class; they are not counted.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
+    again: Annotated[bool, typer.Option("--again", help="Replace certificates made with other settings.")] = False,
     check: Annotated[
         bool,
         typer.Option("--check", help="Then search the certified balls for a counter-example; exit 1 if there is one."),
     ] = False,
+    network: Network = "",
+    dataset: Dataset = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Certify predictions: the class, and a radius within which no change of the input can make it another one.
 
     Writes certificates.csv (a row per example), certificates.json and certificates.png into the run folder. Stop
-    whenever you like: the same command goes on where it was. Under torchrun all processes share the work:
+    whenever you like: the same command resumes where it stopped. Under torchrun all processes share the work:
     [dim]torchrun --nproc-per-node 4 --no-python securesgd certify runs/a[/]
     """
-    from securesgd.certificates.record import ALL_RULES, CertifySettings
-    from securesgd.certificates.run_certificates import CERTIFICATES, certify_run
-    from securesgd.certificates.summary import certified_summary
-    from securesgd.data.load import load
-    from securesgd.models.noisy import NoisyNetwork
-    from securesgd.report.plots import certified_curves_figure
     from securesgd.run import load_run
     from securesgd.runtime.machine import keep_memory
-    from securesgd.runtime.processes import Processes
-    from securesgd.runtime.tables import read_rows
+    from securesgd.runtime.processes import process_group
 
+    if rule != "all" and rule not in CERTIFICATE_RULES and not is_import_path(rule):
+        valid = nearest(rule, [*CERTIFICATE_RULES, "all"])
+        raise InvalidInputError(f"unknown rule {rule!r}: {valid}, or an import path like package.module:function")
     keep_memory()
-    loaded = load_run(run)
-    config, model = loaded.config, loaded.model
-    if not isinstance(model, NoisyNetwork):
-        raise InvalidInputError(
-            f"{run} was trained with {config.method}, without noise in the first layer: there is nothing to certify"
-        )
-    norms = [part.strip() for part in norm.split(",") if part.strip()] or [config.robustness.norm]
-    settings = CertifySettings(
-        norm=norms[0], draws=draws, failure_prob=failure_prob, selection_draws=selection_draws, seed=seed,
-        radius=radius, tolerance=tolerance,
-    )  # fmt: skip
-    for name in norms[1:]:
-        CertifySettings(norm=name)
-    radii = numbers("at-radii", at_radii) or None
-    if radii and not all(0 <= radius < math.inf for radius in radii):
-        raise InvalidInputError(f"--at-radii must be radii >= 0, got {at_radii!r}")
-    if examples < 0:
-        raise InvalidInputError(f"examples is {examples}; valid: 1 or more, or 0 for all")
-    if rule not in (*ALL_RULES, "all"):
-        raise InvalidInputError(f"unknown rule {rule!r}: {nearest(rule, [*ALL_RULES, 'all'])}")
-    data = load(config.dataset, holdout=config.holdout, seed=config.seed)
-    count = min(examples or len(data.test_targets), len(data.test_targets))
-    with _together(), _progress() as show:
-        writes = Processes().is_first
-        records = certify_run(
-            run, model, data.test_inputs, data.test_targets, norms, settings,
-            examples=count, again=again, on_progress=show,
+    loaded = load_run(run, network=network or None, dataset=dataset or None)
+    with process_group() as processes, _progress() as show:
+        result = loaded.certify(
+            norms=[part.strip() for part in norm.split(",") if part.strip()] or None, examples=examples,
+            at_radii=parse_numbers("at-radii", at_radii), rules=[rule] if is_import_path(rule) else [], again=again,
+            draws=draws, failure_prob=failure_prob, selection_draws=selection_draws, seed=seed, radius=radius,
+            tolerance=tolerance, on_progress=show,
         )  # fmt: skip
-    if not writes:
+    if not processes.is_first:
         return
-    every = read_rows(run / CERTIFICATES)
-    certified_curves_figure(every, run / "certificates.png")
-    shown = {}
-    for name in norms:
-        rows = [row for row in every if row["norm"] == name and row["index"] < count]
-        shown[name] = certified_summary(rows, radii if radii else ([radius] if radius else None))
-    checks = {}
-    if check:
-        for name in norms:
-            rows = [row for row in every if row["norm"] == name and row["index"] < count]
-            checks[name] = _checked(run, model, data.test_inputs, rows, failure_prob, seed)
+    checks = {name: _check(loaded, name, result.examples, seed) for name in result.records} if check else {}
     if as_json:
-        found = {n: {**records[n], "summary": shown[n]} | ({"check": checks[n]} if check else {}) for n in norms}
-        print(json.dumps(found, indent=2))
+        shown = {name: record | ({"check": checks[name]} if check else {}) for name, record in result.json().items()}
+        print(json.dumps(shown, indent=2))
     else:
-        for name in norms:
-            _print_summary(name, shown[name], rule)
-            print(records[name]["guarantee"])
-        for name, result in checks.items():
-            for which, searched in result["rules"].items():
-                print(f"check of {name} radii, rule {which}: {searched['in_words']}")
-        print(f"certificates of {count} examples are in {run / CERTIFICATES}")
-    if not all(result["sound"] for result in checks.values()):
+        for name, summary in result.summaries.items():
+            _print_summary(name, summary, rule)
+            print(result.records[name]["guarantee"])
+        for name, checked in checks.items():
+            for which, search in checked["rules"].items():
+                print(f"check of {name} radii, rule {which}: {search['in_words']}")
+        print(f"certificates of {result.examples} examples are in {run / CERTIFICATES}")
+    if not all(checked["sound"] for checked in checks.values()):
         raise typer.Exit(1)
 
 
-def _checked(run: Path, model: Any, inputs: Any, rows: list[dict[str, Any]], failure_prob: float, seed: int) -> Any:
+def _check(run: "Run", norm: str, examples: int, seed: int) -> dict[str, Any]:
     """Return the result of attacking the certificates of one norm, with progress."""
-    from securesgd.attacks.falsify import check_run
-    from securesgd.certificates.run_certificates import SENSITIVITIES
-    from securesgd.certificates.weights import known_sensitivity
-
-    worst = known_sensitivity(model, rows[0]["norm"], run / SENSITIVITIES).direction
-    words = "searching certified balls"
-    with progress_bar("{task.description}", description=words, total=1.0) as (progress, task):
+    with progress_bar("{task.description}", description="searching certified balls", total=1.0) as (progress, task):
 
         def show(which: str, share: float) -> None:
             progress.update(task, completed=share, description=f"searching {which} balls")
 
-        return check_run(
-            run,
-            model,
-            inputs,
-            rows,
-            certificate_failure_prob=failure_prob,
-            direction=worst,
-            seed=seed,
-            on_progress=show,
-        )
-
-
-@contextmanager
-def _together() -> Iterator[None]:
-    """Within the context this is one of several processes, if torchrun started it."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield
-        return
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+        return run.check(norm=norm, examples=examples, seed=seed, on_progress=show)
 
 
 @contextmanager
@@ -174,17 +121,17 @@ def _progress() -> Iterator[Callable[[float, int], None]]:
 
 
 def _print_summary(norm: str, summary: dict[str, Any], rule: str) -> None:
-    found = summary["certified_accuracy"]
+    by_rule = summary["certified_accuracy"]
     title = f"certified accuracy in {norm}, {summary['examples']} examples, 95 % intervals"
     table = Table(title=title, title_justify="left")
     table.add_column("rule", no_wrap=True)
-    for radius in found["tight"]:
+    for radius in by_rule["tight"]:
         table.add_column(f"at {radius}", justify="right")
     table.add_column("mean radius", justify="right")
-    for name in found if rule == "all" else [rule]:
-        cells = [f"{x['share']:.3f}\n[dim]{x['lower']:.2f}–{x['upper']:.2f}[/]" for x in found[name].values()]
-        suffix = "\n[yellow]no guarantee[/]" if name == "as-published" else ""
-        table.add_row(name + suffix, *cells, f"{summary['average_certified_radius'][name]:.4f}")
+    for name in by_rule if rule == "all" else [rule]:
+        cells = [f"{x['share']:.3f}\n[dim]{x['lower']:.2f}–{x['upper']:.2f}[/]" for x in by_rule[name].values()]
+        caveat = f"\n[yellow]{rule_caveat(name).replace(', ', chr(10))}[/]" if rule_caveat(name) else ""
+        table.add_row(name + caveat, *cells, f"{summary['average_certified_radius'][name]:.4f}")
     console = Console()
     console.print(table)
     accuracy = summary["accuracy"]

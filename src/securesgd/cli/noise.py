@@ -3,16 +3,13 @@
 __all__ = ["DEFAULT_DELTA", "noise", "print_noise_table"]
 
 import json
-import math
-from decimal import ROUND_CEILING, Context
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from securesgd.cli.app import app
-from securesgd.cli.options import numbers
+from securesgd.cli.app import app, parse_numbers
 from securesgd.errors import InvalidInputError
 
 DEFAULT_DELTA = 1e-5
@@ -40,7 +37,9 @@ def noise(
     """
     from securesgd.theory.noise_table import noise_rows
 
-    budgets, breaks, stds = (numbers(*named) for named in (("epsilon", epsilon), ("delta", delta), ("sigma", sigma)))
+    budgets, breaks, stds = (
+        parse_numbers(*named) for named in (("epsilon", epsilon), ("delta", delta), ("sigma", sigma))
+    )
     if not budgets and not stds:
         raise InvalidInputError(
             "give --epsilon (which sigma?) or --sigma (which epsilon, or with --epsilon which delta?)"
@@ -55,22 +54,16 @@ def noise(
 
 
 def print_noise_table(rows: list[dict[str, Any]], answer: str) -> None:
-    """Print the rows, the answered column in bold and rounded up."""
+    """Print the rows, the answered column in bold and rounded up: a printed sigma is as private as the exact one."""
+    from securesgd.theory.rounding import round_up
+
     table = Table(title=f"{answer} of the Gaussian mechanism, rounded up", title_justify="left")
     for column in ("epsilon", "delta", "sigma", "mechanism"):
         table.add_column(column, justify="left" if column == "mechanism" else "right")
     for row in rows:
         cells = {name: f"{row[name]:g}" if row[name] is not None else "—" for name in ("epsilon", "delta", "sigma")}
         if row.get("note") is None:
-            cells[answer] = f"[bold]{_rounded_up(row[answer])}[/]"
+            cells[answer] = f"[bold]{round_up(row[answer]):.6g}[/]"
         suffix = " [dim](not proven here)[/]" if row.get("note") else ""
         table.add_row(*cells.values(), row["mechanism"] + suffix)
     Console().print(table)
-
-
-def _rounded_up(value: float, digits: int = 6) -> str:
-    """Return `value` to `digits` significant digits, never below it: a printed sigma is as private as the exact one."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(value)
-    return f"{float(rounded):.{digits}g}"

@@ -1,17 +1,22 @@
-"""The networks of the paper's experiments, and a small one for tight privacy budgets, as plain torch modules.
+"""Networks by name: those of the paper's experiments and small ones for tight privacy budgets, as plain torch modules.
 
 None has batch statistics: examples stay separate in training, as clipping needs, and in testing, as the certificate
 needs. Weights come from torch's own initialisation; seed with `torch.manual_seed` or load a state before use.
+
+A row of `NETWORKS` adds a network; an import path, `package.module:function`, is accepted wherever a name is.
 """
 
-__all__ = ["NETWORKS", "network"]
+__all__ = ["NETWORKS", "network", "network_from_function"]
 
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from securesgd.errors import InvalidInputError, nearest
+from securesgd.runtime.import_path import is_import_path, load_function
 
 InputShape = tuple[int, int, int]
 
@@ -114,7 +119,7 @@ def _with_head(
     return nn.Sequential(*body, nn.Flatten(), nn.Linear(size, hidden), activation(), nn.Linear(hidden, classes))
 
 
-NETWORKS: dict[str, Callable[..., nn.Sequential]] = {
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "cifar-cnn": cifar_cnn,
     "digits-cnn": digits_cnn,
     "mnist-cnn": mnist_cnn,
@@ -122,22 +127,57 @@ NETWORKS: dict[str, Callable[..., nn.Sequential]] = {
 }
 
 
-def network(name: str, input_shape: InputShape, classes: int, hidden: int | None = None) -> nn.Sequential:
+def network(name: str, input_shape: tuple[int, ...], classes: int, hidden: int | None = None) -> nn.Module:
     """Return a freshly initialised network by name, for images of shape (channels, height, width).
 
-    `hidden` is the width of the last hidden layer; None for the network's own.
-
-    Raises:
-        InvalidInputError: the name is unknown, or the shape, the number of classes or of hidden units does not fit.
+    An import path `package.module:function` is imported, so it must come from the user and not from a file. Its
+    function, or class, is called with (input_shape, classes) if it takes two positional arguments, else with none;
+    `input_shape` may then be any. `hidden` is the width of the last hidden layer; None for the network's own.
+    Raises: InvalidInputError if the name is unknown, the shape, the number of classes or of hidden units does not fit,
+    or what a path leads to does not make a torch module.
     """
-    if name not in NETWORKS:
-        raise InvalidInputError(f"network {name!r} is unknown: {nearest(name, NETWORKS)}")
-    if len(input_shape) != 3 or min(input_shape) < 1:
-        raise InvalidInputError(f"input_shape is {tuple(input_shape)}: it must be (channels, height, width)")
+    if name not in NETWORKS and not is_import_path(name):
+        valid = nearest(name, NETWORKS)
+        raise InvalidInputError(f"network {name!r} is unknown: {valid}, or an import path like package.module:function")
     if classes < 2:
         raise InvalidInputError(f"classes is {classes}: it must be at least 2")
+    if name not in NETWORKS:
+        if hidden is not None:
+            raise InvalidInputError(f"hidden is {hidden}, but the network {name} sets its own widths; leave it out")
+        return network_from_function(load_function(name, "the network"), tuple(input_shape), classes, name)
+    if len(input_shape) != 3 or min(input_shape) < 1:
+        raise InvalidInputError(f"input_shape is {tuple(input_shape)}: it must be (channels, height, width)")
     if hidden is None:
         return NETWORKS[name](input_shape, classes)
     if hidden < 1:
         raise InvalidInputError(f"hidden is {hidden}: it must be at least 1")
     return NETWORKS[name](input_shape, classes, hidden)
+
+
+def network_from_function(make: Callable[..., Any], input_shape: tuple[int, ...], classes: int, name: str) -> nn.Module:
+    """Return what a function of the user makes, called with (input_shape, classes) or with nothing.
+
+    Raises: InvalidInputError, in one line with `name`, if it takes other arguments, fails, or makes no torch module.
+    """
+    if isinstance(make, nn.Module):
+        raise InvalidInputError(f"the network {name} is a module; valid: a function, or class, that makes a new one")
+    arguments = next((given for given in ((input_shape, classes), ()) if _takes(make, given)), None)
+    if arguments is None:
+        raise InvalidInputError(f"the network {name} takes neither (input_shape, classes) nor no arguments")
+    try:
+        made = make(*arguments)
+    except Exception as error:  # whatever a foreign function raises, the command ends with one line
+        reason = (str(error).splitlines() or [""])[0]
+        raise InvalidInputError(f"the network {name} cannot be made: {type(error).__name__} {reason}") from error
+    if not isinstance(made, nn.Module):
+        raise InvalidInputError(f"the network {name} made a {type(made).__name__}; valid: a torch.nn.Module")
+    return made
+
+
+def _takes(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
+    """Return whether a function can be called with these positional arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except (TypeError, ValueError):  # ValueError: a function without a signature
+        return False
+    return True

@@ -30,7 +30,7 @@ from securesgd.models.validate_network import random_inputs, require_sound, run_
 from securesgd.theory import Convolution, Sensitivity, sensitivity
 from securesgd.theory.linear_maps import LinearMap, Matrix
 from securesgd.theory.sensitivity import NORMS, Norm, absolute_sensitivity
-from securesgd.validate import positive_checked
+from securesgd.validate import validate_positive
 
 Place = Literal["first-layer", "input"]
 
@@ -76,7 +76,7 @@ class NoisyNetwork(nn.Module):
         way = redistribution_way(redistribution)
         self.input_shape, self.place = tuple(int(n) for n in input_shape), place
         self.norm, self.redistribution, self.start = norm, redistribution, start
-        self.radius_per_std = None if radius_per_std is None else positive_checked("radius_per_std", radius_per_std)
+        self.radius_per_std = None if radius_per_std is None else validate_positive("radius_per_std", radius_per_std)
         layer = nn.Identity() if place == "input" else _first_layer(network, self.input_shape)
         probe = random_inputs(network, self.input_shape)
         shape = tuple(run_network(layer, probe.flatten(1) if isinstance(layer, nn.Linear) else probe).shape[1:])

@@ -1,4 +1,4 @@
-"""Votes of a model that may be noisy, and the class that most of them are for."""
+"""Votes of a model that may be noisy, and the accuracy of the class with most of them."""
 
 __all__ = ["accuracy", "tally", "vote_counts"]
 
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.models.split_network import CutNetwork
+from securesgd.models.split_network import SplitNetwork
 
 Scores = Literal["votes", "soft"]
 
 
 def tally(
-    network: CutNetwork, clean: Tensor, noises: Iterable[Tensor], *, scores: Scores = "votes", together: int = 1
+    network: SplitNetwork, clean: Tensor, noises: Iterable[Tensor], *, scores: Scores = "votes", together: int = 1
 ) -> Tensor:
-    """Return what the classes got from all draws of `noises`, [examples, classes] in double precision.
+    """Return the score of each class summed over all draws of `noises`, [examples, classes] in double precision.
 
-    A draw gives the winning class 1 (`votes`), or every class its softmax probability (`soft`). `clean` is
+    In a draw the winning class scores 1 (`votes`), or every class its softmax probability (`soft`). `clean` is
     `network.clean(x)`. Each of the `noises` is `network.spread` of some draws for all examples, [1, draws, *shape], or
     of draws for each, [examples, draws, *shape]. A pass through the network holds all draws of `together` examples;
     with one, no example's bits depend on the others.
@@ -51,7 +51,7 @@ def vote_counts(model: nn.Module, inputs: Tensor, draws: int, generator: torch.G
         device = next(model.parameters()).device
         outputs = torch.cat([model(inputs[i : i + batch].to(device)) for i in range(0, len(inputs), batch)])
         return nn.functional.one_hot(outputs.argmax(1), outputs.shape[1]).cpu()
-    network, counts = CutNetwork(model), []
+    network, counts = SplitNetwork(model), []
     for start in range(0, len(inputs), batch):
         clean = network.clean(inputs[start : start + batch])
         shape = (len(clean), *network.noise_shape)

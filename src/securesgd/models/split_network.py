@@ -1,4 +1,4 @@
-"""A noisy network cut after its first linear layer, so that many draws of noise cost little.
+"""A noisy network split after its first linear layer, so that many draws of noise cost little.
 
     per example   W₁x + b₁                       once
     per draw      what the noise adds to it      once for all examples that share the draw
@@ -10,7 +10,7 @@ network's own function up to the rounding of sums; where that is not small besid
 A rest that decides by values (a branch in Python) decides for a whole batch at once, so it gets one draw at a time.
 """
 
-__all__ = ["CutNetwork"]
+__all__ = ["SplitNetwork"]
 
 import contextlib
 import copy
@@ -25,7 +25,7 @@ from securesgd.models.noisy import NoisyNetwork
 _ROUNDING_SHARE = 1e-3  # of a standard deviation; with ordinary weights it is about 1e-5
 
 
-class CutNetwork:
+class SplitNetwork:
     """The three parts of a noisy network, on a copy of it: the model itself is left as it is.
 
     Assumes: the model is in eval mode. Later changes of its weights are not seen.
@@ -44,7 +44,7 @@ class CutNetwork:
         if own.place == "input" and own is not model:
             # Without such a first layer, or with a connection around it, noise is added where the model has it.
             with contextlib.suppress(InvalidInputError):
-                self._cut_deeper(own)
+                self._split_deeper(own)
         self.input_shape, self.shape = own.input_shape, self._rest.output_shape
         self.noise_shape = tuple(self._noisy.noise.std.shape)
         self.device, self.dtype = self._noisy.noise.std.device, self._noisy.noise.std.dtype
@@ -73,16 +73,16 @@ class CutNetwork:
         with self._rest.from_layer(_channels_last(h)):
             return self._rest(self._nothing.expand(len(h), *self.input_shape))
 
-    def _cut_deeper(self, own: NoisyNetwork) -> None:
-        """Cut after the first layer behind noise at the input.
+    def _split_deeper(self, own: NoisyNetwork) -> None:
+        """Split after the first layer behind noise at the input.
 
-        Raises: InvalidInputError if there is no such layer, if the way to it could not be traced (noisy inputs are far
+        Raises: InvalidInputError if there is no such layer, if the path to it could not be traced (noisy inputs are far
         from all that was compared), or if the sum of two roundings is not nearly the rounding of the sum.
         """
         assert isinstance(own.network, nn.Sequential)
         rest = NoisyNetwork(copy.deepcopy(own.network[1]), own.input_shape, place="first-layer").eval()
         if rest.input_path != TRACED:
-            raise InvalidInputError(f"the way to the first layer cannot be traced: {rest.input_path}")
+            raise InvalidInputError(f"the path of the input to the first layer cannot be traced: {rest.input_path}")
         _require_small_rounding(rest, own.noisy.noise.std)
         linear = copy.deepcopy(rest.noisy.layer)
         linear.register_parameter("bias", None)

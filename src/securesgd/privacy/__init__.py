@@ -1,4 +1,7 @@
-"""What was released and what it costs: events, accounting, calibration of noise, and the ledger on disk."""
+"""What was released and what it costs: events, accounting, calibration of noise, and the ledger on disk.
+
+The names in `__all__` are for use from outside; importing the package does not load torch.
+"""
 
 from securesgd.privacy.accounting import ACCOUNTANTS, ADJACENCIES, accountant_version, epsilon_spent
 from securesgd.privacy.calibration import affordable_steps, calibrated_noise_multiplier
@@ -11,7 +14,7 @@ from securesgd.privacy.events import (
     event_from_json,
     event_json,
 )
-from securesgd.privacy.ledger import Ledger, Reservation, replayed_statement
+from securesgd.privacy.ledger import Ledger, LedgerContents, Reservation, read_ledger, replayed_statement
 from securesgd.privacy.statement import NoiseScheme, PrivacyStatement, privacy_statement
 
 __all__ = [
@@ -19,6 +22,7 @@ __all__ = [
     "ADJACENCIES",
     "GaussianRelease",
     "Ledger",
+    "LedgerContents",
     "NoiseScheme",
     "PrivacyEvent",
     "PrivacyStatement",
@@ -33,5 +37,6 @@ __all__ = [
     "event_from_json",
     "event_json",
     "privacy_statement",
+    "read_ledger",
     "replayed_statement",
 ]

@@ -9,11 +9,11 @@ from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.privacy.composition import Composition, composed
+from securesgd.privacy.composition import Composition, compose
 from securesgd.privacy.events import PrivacyEvent
 from securesgd.privacy.pld import pld_epsilon
 from securesgd.privacy.rdp import rdp_epsilon
-from securesgd.validate import delta_checked
+from securesgd.validate import validate_delta
 
 Adjacency = Literal["zero-out", "add-or-remove-one"]
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
@@ -33,11 +33,11 @@ def epsilon_spent(events: Iterable[PrivacyEvent], delta: float, accountant: str 
     Assumes: each event's own premises; results are cached, so asking again at every logging step is free.
     Raises: InvalidInputError for an invalid event, delta or accountant.
     """
-    return epsilon_of(composed(events), delta_checked(delta), accountant_checked(accountant))
+    return composition_epsilon(compose(events), validate_delta(delta), validate_accountant(accountant))
 
 
 @lru_cache(maxsize=4096)
-def epsilon_of(composition: Composition, delta: float, accountant: Accountant) -> float:
+def composition_epsilon(composition: Composition, delta: float, accountant: Accountant) -> float:
     """Return the epsilon of a composition; `epsilon_spent` without the checks."""
     if composition.unprotected:
         return math.inf
@@ -48,7 +48,7 @@ def epsilon_of(composition: Composition, delta: float, accountant: Accountant) -
     return pld_epsilon(composition.groups, delta)
 
 
-def accountant_checked(value: Any) -> Accountant:
+def validate_accountant(value: Any) -> Accountant:
     """Return the accountant's name. Raises: InvalidInputError unless it is "pld" or "rdp"."""
     for name in ACCOUNTANTS:
         if value == name:

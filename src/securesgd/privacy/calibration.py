@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from securesgd.errors import InvalidInputError, PrivacyError
-from securesgd.privacy.accounting import Accountant, accountant_checked, epsilon_of, epsilon_spent
-from securesgd.privacy.composition import composed
+from securesgd.privacy.accounting import Accountant, composition_epsilon, epsilon_spent, validate_accountant
+from securesgd.privacy.composition import compose
 from securesgd.privacy.events import PrivacyEvent, SampledGaussianSteps
 from securesgd.privacy.pld import pld_epsilon
-from securesgd.validate import count_checked, delta_checked, positive_checked, sampling_rate_checked
+from securesgd.validate import validate_count, validate_delta, validate_positive, validate_sampling_rate
 
 Point = tuple[int, float]
 
@@ -37,7 +37,7 @@ def largest_within(
             break
         # Interpolation lands next to the crossing, but always on the same side; so aim a little past it, to
         # the side not hit last. Every third attempt bisects, in case the function bends too much.
-        guess, nudge = _interpolated(within, beyond, limit), gap // 1000
+        guess, nudge = _interpolate(within, beyond, limit), gap // 1000
         aim = guess + 1 + nudge if last_within else guess - nudge
         k = (within[0] + beyond[0]) // 2 if attempt % 3 == 2 else min(max(aim, within[0] + 1), beyond[0] - 1)
         value = value_at(k)
@@ -53,25 +53,25 @@ def _bracket(
     value_at: Callable[[int], float], limit: float, start: int, stride: int, lowest: int, highest: int
 ) -> tuple[Point, Point] | int | None:
     """Return points (within, beyond) around the crossing; the answer itself if it is at an end."""
-    here = (start, value_at(start))
-    if here[1] <= limit:
-        while here[0] < highest:
-            k = min(here[0] + stride, highest)
-            there = (k, value_at(k))
-            if not there[1] <= limit:
-                return here, there
-            here, stride = there, stride * 4
+    point = (start, value_at(start))
+    if point[1] <= limit:
+        while point[0] < highest:
+            k = min(point[0] + stride, highest)
+            higher = (k, value_at(k))
+            if not higher[1] <= limit:
+                return point, higher
+            point, stride = higher, stride * 4
         return highest
-    while here[0] > lowest:
-        k = max(here[0] - stride, lowest)
-        there = (k, value_at(k))
-        if there[1] <= limit:
-            return there, here
-        here, stride = there, stride * 4
+    while point[0] > lowest:
+        k = max(point[0] - stride, lowest)
+        lower = (k, value_at(k))
+        if lower[1] <= limit:
+            return lower, point
+        point, stride = lower, stride * 4
     return None
 
 
-def _interpolated(within: Point, beyond: Point, limit: float) -> int:
+def _interpolate(within: Point, beyond: Point, limit: float) -> int:
     """Return the last k before the crossing if log(value) were linear between the two points."""
     (a, low), (b, high) = within, beyond
     if not (0 < low < limit < high < math.inf):
@@ -103,13 +103,13 @@ def calibrated_noise_multiplier(
     Raises: InvalidInputError for invalid values or epsilon > 1000; PrivacyError if no noise multiplier up to
     1e6 is enough, for instance because the extra events alone cost more.
     """
-    target = positive_checked("epsilon", epsilon)
+    target = validate_positive("epsilon", epsilon)
     if target > LARGEST_EPSILON:
         raise InvalidInputError(f"epsilon is {epsilon!r}; valid: 0 < epsilon <= {LARGEST_EPSILON:g}")
-    delta, name = delta_checked(delta), accountant_checked(accountant)
+    delta, name = validate_delta(delta), validate_accountant(accountant)
     rate, steps, extra = (
-        sampling_rate_checked(sampling_rate),
-        count_checked("steps", steps, at_least=1),
+        validate_sampling_rate(sampling_rate),
+        validate_count("steps", steps, at_least=1),
         tuple(extra_events),
     )
     alone = epsilon_spent(extra, delta, name)
@@ -118,10 +118,10 @@ def calibrated_noise_multiplier(
 
     def epsilon_at(k: int, *, coarser: float = 1) -> float:
         run = SampledGaussianSteps(sampling_rate=rate, noise_multiplier=math.exp(-k * RESOLUTION), steps=steps)
-        composition = composed((*extra, run))
+        composition = compose((*extra, run))
         if coarser > 1:
             return pld_epsilon(composition.groups, delta, coarser=coarser)
-        return epsilon_of(composition, delta, name)
+        return composition_epsilon(composition, delta, name)
 
     lowest, highest = -_grid(LARGEST_NOISE), -_grid(SMALLEST_NOISE)
     # With much noise, DP-SGD is close to one Gaussian release with multiplier c/(q·sqrt(T)).
@@ -164,9 +164,9 @@ def affordable_steps(
     (unless the result is `at_most`). 0 if not even one step is affordable.
     Raises: InvalidInputError for invalid values.
     """
-    target = positive_checked("epsilon", epsilon)
-    delta, name = delta_checked(delta), accountant_checked(accountant)
-    most, past = count_checked("at_most", at_most, at_least=0), tuple(spent)
+    target = validate_positive("epsilon", epsilon)
+    delta, name = validate_delta(delta), validate_accountant(accountant)
+    most, past = validate_count("at_most", at_most, at_least=0), tuple(spent)
     one = SampledGaussianSteps(sampling_rate=sampling_rate, noise_multiplier=noise_multiplier, steps=1)
     if most == 0 or math.isinf(epsilon_spent((*past, one), delta, name)):
         return 0

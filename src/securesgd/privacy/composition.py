@@ -4,7 +4,7 @@ Composition does not care about order, so equal steps merge into one entry with 
 sampling merge exactly into one Gaussian. A training run of thousands of blocks costs as much as one event.
 """
 
-__all__ = ["Composition", "Group", "composed"]
+__all__ = ["Composition", "Group", "compose"]
 
 import math
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ class Composition(NamedTuple):
     unprotected: tuple[str, ...]
 
 
-def composed(events: Iterable[PrivacyEvent]) -> Composition:
+def compose(events: Iterable[PrivacyEvent]) -> Composition:
     """Return the composition of the events.
 
     Guarantee: any accountant gives the same epsilon for the result as for the events one by one (adaptive

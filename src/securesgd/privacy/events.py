@@ -19,17 +19,18 @@ __all__ = [
 ]
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
-
-import dp_accounting
+from typing import TYPE_CHECKING, Any
 
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.validate import (
-    count_checked,
-    noise_multiplier_checked,
-    sampling_rate_checked,
-    text_checked,
+    validate_count,
+    validate_noise_multiplier,
+    validate_sampling_rate,
+    validate_text,
 )
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +45,8 @@ class GaussianRelease:
     label: str
 
     def __post_init__(self) -> None:
-        _set(self, "noise_multiplier", noise_multiplier_checked(self.noise_multiplier))
-        _set(self, "label", text_checked("label", self.label))
+        _set(self, "noise_multiplier", validate_noise_multiplier(self.noise_multiplier))
+        _set(self, "label", validate_text("label", self.label))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +62,9 @@ class SampledGaussianSteps:
     steps: int
 
     def __post_init__(self) -> None:
-        _set(self, "sampling_rate", sampling_rate_checked(self.sampling_rate))
-        _set(self, "noise_multiplier", noise_multiplier_checked(self.noise_multiplier))
-        _set(self, "steps", count_checked("steps", self.steps, at_least=1))
+        _set(self, "sampling_rate", validate_sampling_rate(self.sampling_rate))
+        _set(self, "noise_multiplier", validate_noise_multiplier(self.noise_multiplier))
+        _set(self, "steps", validate_count("steps", self.steps, at_least=1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +75,8 @@ class UnprotectedRelease:
     reason: str
 
     def __post_init__(self) -> None:
-        _set(self, "label", text_checked("label", self.label))
-        _set(self, "reason", text_checked("reason", self.reason))
+        _set(self, "label", validate_text("label", self.label))
+        _set(self, "reason", validate_text("reason", self.reason))
 
 
 PrivacyEvent = GaussianRelease | SampledGaussianSteps | UnprotectedRelease
@@ -120,11 +121,13 @@ def event_from_json(value: Any) -> PrivacyEvent:
     return cls(**given)
 
 
-def dp_event(event: PrivacyEvent) -> dp_accounting.DpEvent:
+def dp_event(event: PrivacyEvent) -> "dp_accounting.DpEvent":
     """Return the event in the vocabulary of Google's dp-accounting, for use with its accountants.
 
     Raises: InvalidInputError if `event` is not one of the three event types.
     """
+    import dp_accounting
+
     match event:
         case GaussianRelease():
             return dp_accounting.GaussianDpEvent(event.noise_multiplier)

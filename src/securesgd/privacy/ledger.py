@@ -2,9 +2,10 @@
 
     with Ledger.create("run/ledger.jsonl", delta=1e-5, target_epsilon=3.0) as ledger:
         ledger.record(GaussianRelease(noise_multiplier=20.0, label="redistribution r"))
-        ledger.reserve(SampledGaussianSteps(sampling_rate=q, noise_multiplier=c, steps=100), first_step=0,
-        stream=s) ...                                    # step t: ledger.require_step(t, stream=s)
+        ledger.reserve(SampledGaussianSteps(sampling_rate=q, noise_multiplier=c, steps=100), first_step=0, stream=s)
+        ...                                              # step t: ledger.require_step(t, stream=s)
         print(ledger.statement().in_words)
+    contents = read_ledger("run/ledger.jsonl")           # header, records and statement, of a ledger in use too
 
 Reserve, then run. DP-SGD steps are paid for in blocks before they run, so that one sync covers many steps. A
 reserved block counts in full, whether its steps were run or the process died after the first.
@@ -16,7 +17,7 @@ generator state and running step t again draws the same batch and the same noise
 paid. Under another stream it is a second look at the data and is charged again.
 """
 
-__all__ = ["Ledger", "Reservation", "replayed_statement"]
+__all__ = ["Ledger", "LedgerContents", "Reservation", "read_ledger", "replayed_statement"]
 
 import datetime
 import math
@@ -30,12 +31,12 @@ from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError
 from securesgd.privacy.accounting import Adjacency, accountant_version, epsilon_spent
 from securesgd.privacy.calibration import affordable_steps
 from securesgd.privacy.events import PrivacyEvent, SampledGaussianSteps, event_json
-from securesgd.privacy.ledger_record import Block, Header, PaidSteps, Record, ledger_lines
+from securesgd.privacy.ledger_record import Block, Header, PaidSteps, Record, parse_ledger
 from securesgd.privacy.statement import NoiseScheme, PrivacyStatement, privacy_statement
-from securesgd.runtime.append_only_file import DurableFile
-from securesgd.runtime.hash_chain import Chain, sealed, verified_chain
+from securesgd.runtime.append_only_file import AppendOnlyFile
+from securesgd.runtime.hash_chain import Chain, seal_line, verify_chain
 from securesgd.runtime.storage import read_bytes
-from securesgd.validate import count_checked, text_checked
+from securesgd.validate import validate_count, validate_text
 
 SAME_EPSILON = 1e-6  # relative; other processors round the FFT differently
 
@@ -60,13 +61,13 @@ class Ledger:
     `require_step`. Re-running a paid step repeats it bit for bit (same data, sample, noise and arithmetic).
     """
 
-    def __init__(self, file: DurableFile, chain: Chain, header: Header, records: Sequence[Record]) -> None:
+    def __init__(self, file: AppendOnlyFile, chain: Chain, header: Header, records: Sequence[Record]) -> None:
         self._file = file
         self.header = header
         self._records = list(records)
         self._digests = list(chain.digests)
         self._size = chain.size
-        self._closed_line = chain.closed
+        self._has_final_newline = chain.has_final_newline
         self._paid = _paid_steps(records, file.path)
 
     @classmethod
@@ -98,21 +99,20 @@ class Ledger:
             noise=noise,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
-        line, digest = sealed(0, header.body(), "")
-        file = DurableFile.created(Path(path).absolute(), line)
+        line, digest = seal_line(0, header.body(), "")
+        file = AppendOnlyFile.create(Path(path).absolute(), line)
         return cls(file, Chain((header.body(),), (digest,), len(line), True, False), header, ())
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
         """Return an existing ledger after checking every line and the last epsilon. Writes nothing.
 
-        A torn end is set aside now and overwritten by the next record; see `line_chain`.
+        A torn end is ignored now and overwritten by the next record; see `hash_chain`.
         Raises: DamagedFileError with line number and reason; PrivacyError if another process holds the file.
         """
-        file, content = DurableFile.opened(Path(path).absolute())
+        file, content = AppendOnlyFile.open(Path(path).absolute())
         try:
-            chain, header, records = _read(content, file.path)
-            return cls(file, chain, header, records)
+            return cls(file, *_parse(content, file.path))
         except BaseException:
             file.close()
             raise
@@ -144,7 +144,7 @@ class Ledger:
 
     def statement(self) -> PrivacyStatement:
         """Return the privacy statement about all releases so far."""
-        return _statement(self.header, self.events)
+        return _header_statement(self.header, self.events)
 
     def record(self, event: PrivacyEvent) -> int:
         """Write one release and return its index. It is on disk, and paid for, when this returns.
@@ -167,7 +167,7 @@ class Ledger:
         """
         block = _block(steps, first_step, stream)
         stop = block.first_step + steps.steps
-        unpaid = self._paid.first_unpaid(steps, block)
+        unpaid = self._paid.first_unpaid_step(steps, block)
         charged = max(0, stop - unpaid)
         if charged:
             new = SampledGaussianSteps(
@@ -182,20 +182,21 @@ class Ledger:
         Steps paid before under this stream count as affordable. Raises: as `reserve`, except for the target.
         """
         block = _block(steps, first_step, stream)
-        free = min(self._paid.first_unpaid(steps, block) - block.first_step, steps.steps)
+        free = min(self._paid.first_unpaid_step(steps, block) - block.first_step, steps.steps)
         return free + self._affordable_new(steps, steps.steps - free)
 
     def steps_reserved(self, stream: str, *, first_step: int = 0) -> int:
         """Return the first step of `stream`, from `first_step` on, that is not paid for."""
-        return self._paid.stop_of(text_checked("stream", stream), count_checked("step", first_step, at_least=0))
+        stream, first_step = validate_text("stream", stream), validate_count("step", first_step, at_least=0)
+        return self._paid.next_unpaid_step(stream, first_step)
 
     def require_step(self, step: int, *, stream: str) -> None:
-        """Return if step `step` of `stream` is paid for. Raises: PrivacyError otherwise."""
+        """Raise PrivacyError unless step `step` of `stream` is paid for."""
         if self.steps_reserved(stream, first_step=step) <= step:
             raise PrivacyError(f"step {step} of stream {stream!r} is not reserved in {self.path}; reserve it first")
 
     def require_head(self, index: int, digest: str) -> None:
-        """Pass if line `index` has this digest. Raises: DamagedFileError if lines were cut off or changed."""
+        """Raise DamagedFileError unless line `index` has this digest: lines were cut off or changed."""
         if not 0 <= index < len(self._digests) or self._digests[index] != digest:
             raise DamagedFileError(
                 f"{self.path}, line {index + 1}: is not the line it was; lines were cut off or the ledger is "
@@ -203,7 +204,7 @@ class Ledger:
             )
 
     def close(self) -> None:
-        """Close the file and release the lock; harmless if done already."""
+        """Close the file and release the lock; closing it twice is harmless."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -219,11 +220,11 @@ class Ledger:
             raise PrivacyError(self._refusal(event, epsilon, target))
         record = Record(event=event, epsilon=epsilon, block=block)
         index = len(self._digests)
-        line, digest = sealed(index, record.body(), self._digests[-1])
+        line, digest = seal_line(index, record.body(), self._digests[-1])
         # A last line that lost its newline gets it back together with the next record.
-        self._file.append(line if self._closed_line else b"\n" + line, at=self._size)
-        self._size += len(line) + (not self._closed_line)
-        self._closed_line = True
+        self._file.append(line if self._has_final_newline else b"\n" + line, at=self._size)
+        self._size += len(line) + (not self._has_final_newline)
+        self._has_final_newline = True
         self._records.append(record)
         self._digests.append(digest)
         if block is not None and isinstance(event, SampledGaussianSteps):
@@ -252,34 +253,72 @@ class Ledger:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LedgerContents:
+    """What a ledger file holds, verified, and the statement recomputed from it."""
+
+    header: Header
+    records: tuple[Record, ...]
+    statement: PrivacyStatement
+    digests: tuple[str, ...]
+    """Of each line; the header's first."""
+    torn_end: bool
+    """Whether the file ends in the middle of a line: the process that wrote it was stopped there."""
+
+    @property
+    def head(self) -> tuple[int, str]:
+        """Index and digest of the last line."""
+        return len(self.digests) - 1, self.digests[-1]
+
+    def has_line(self, index: int, digest: str) -> bool:
+        """Return whether line `index` has this digest: whether this is the ledger that a checkpoint refers to."""
+        return 0 <= index < len(self.digests) and self.digests[index] == digest
+
+
+def read_ledger(path: str | Path) -> LedgerContents:
+    """Return what a ledger file holds; needs no lock, so the ledger of a running process can be audited.
+
+    Guarantee: every line was checked against the chain, and the epsilon of the last line against its events. Only
+    reads.
+    Raises: DamagedFileError with line number and reason.
+    """
+    path = Path(path)
+    chain, header, records = _parse(read_bytes(path), path)
+    return LedgerContents(
+        header=header,
+        records=tuple(records),
+        statement=_header_statement(header, [record.event for record in records]),
+        digests=chain.digests,
+        torn_end=chain.torn_end,
+    )
+
+
 def replayed_statement(path: str | Path) -> PrivacyStatement:
-    """Return the statement recomputed from the file alone; needs no lock, so a running ledger can be audited.
+    """Return the statement recomputed from the file alone; see `read_ledger`.
 
     Guarantee: equal to `Ledger.statement()` of the ledger that wrote the file (bit for bit on the same
     machine and with the same dp-accounting). Only reads.
     Raises: DamagedFileError with line number and reason.
     """
-    path = Path(path)
-    _, header, records = _read(read_bytes(path), path)
-    return _statement(header, [record.event for record in records])
+    return read_ledger(path).statement
 
 
-def _read(content: bytes, path: Path) -> tuple[Chain, Header, Sequence[Record]]:
-    chain = verified_chain(content, path)
-    header, records = ledger_lines(chain, path)
+def _parse(content: bytes, path: Path) -> tuple[Chain, Header, Sequence[Record]]:
+    chain = verify_chain(content, path)
+    header, records = parse_ledger(chain, path)
     if records and header.accountant_version == accountant_version():
         # The chain has no secret, so the figure is checked too (by the same release of the accountant).
-        told = records[-1].epsilon
+        stated = records[-1].epsilon
         true = epsilon_spent([record.event for record in records], header.delta, header.accountant)
-        if told != true and not abs(told - true) <= SAME_EPSILON * max(1.0, true):
+        if stated != true and not abs(stated - true) <= SAME_EPSILON * max(1.0, true):
             raise DamagedFileError(
-                f"{path}, line {len(records) + 1}: says epsilon {told:.6g}, but the events cost {true:.6g}; "
+                f"{path}, line {len(records) + 1}: states epsilon {stated:.6g}, but the events cost {true:.6g}; "
                 "the file was left untouched"
             )
     return chain, header, records
 
 
-def _statement(header: Header, events: Sequence[PrivacyEvent]) -> PrivacyStatement:
+def _header_statement(header: Header, events: Sequence[PrivacyEvent]) -> PrivacyStatement:
     return privacy_statement(
         events,
         header.delta,

@@ -1,6 +1,10 @@
-"""The records of a ledger: a header, then one record per release; and which DP-SGD steps they pay for."""
+"""What a ledger file holds: a header, then one record per release; and which DP-SGD steps the records pay for.
 
-__all__ = ["Block", "Header", "PaidSteps", "Record", "ledger_lines"]
+`Header` and `Record` turn into the JSON bodies of the file's lines and back; everything that comes from a file is
+validated. Readers of a ledger use `securesgd.privacy.ledger.read_ledger`, which gives these types.
+"""
+
+__all__ = ["Block", "Header", "PaidSteps", "Record", "parse_ledger"]
 
 import math
 from collections.abc import Sequence
@@ -9,14 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError
-from securesgd.privacy.accounting import ADJACENCIES, Adjacency, accountant_checked
+from securesgd.privacy.accounting import ADJACENCIES, Adjacency, validate_accountant
 from securesgd.privacy.events import PrivacyEvent, SampledGaussianSteps, event_from_json, event_json
 from securesgd.privacy.statement import NoiseScheme
 from securesgd.runtime.hash_chain import Chain
-from securesgd.validate import count_checked, delta_checked, positive_checked, text_checked
+from securesgd.validate import validate_count, validate_delta, validate_positive, validate_text
 
 FORMAT = "securesgd-ledger"
-FORMAT_VERSION = 2  # 1: noise that is not safe in floating point, adjacency not told
+FORMAT_VERSION = 2  # 1: noise that is not safe in floating point, without adjacency
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +39,15 @@ class Header:
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
-            "delta": delta_checked(self.delta),
-            "accountant": accountant_checked(self.accountant),
+            "delta": validate_delta(self.delta),
+            "accountant": validate_accountant(self.accountant),
         }
         if self.target_epsilon is not None:
-            checked["target_epsilon"] = positive_checked("target_epsilon", self.target_epsilon)
+            checked["target_epsilon"] = validate_positive("target_epsilon", self.target_epsilon)
         if self.dataset_size is not None:
-            checked["dataset_size"] = count_checked("dataset_size", self.dataset_size, at_least=1)
+            checked["dataset_size"] = validate_count("dataset_size", self.dataset_size, at_least=1)
         for name in ("accountant_version", "securesgd_version", "created"):
-            checked[name] = text_checked(name, getattr(self, name))
+            checked[name] = validate_text(name, getattr(self, name))
         if self.adjacency not in ADJACENCIES:
             raise InvalidInputError(f"adjacency is {self.adjacency!r}; valid: {', '.join(ADJACENCIES)}")
         for name, value in checked.items():
@@ -62,11 +66,11 @@ class Header:
             version = body.get("format_version")
             raise InvalidInputError(f"format_version is {version!r}; this release of securesgd reads {FORMAT_VERSION}")
         given = {key: value for key, value in body.items() if key not in ("format", "format_version")}
-        _same_keys(given, {field.name for field in fields(cls)})
+        _require_keys(given, {field.name for field in fields(cls)})
         if given["noise"] is not None:
             if not isinstance(given["noise"], dict):
                 raise InvalidInputError(f"noise is {given['noise']!r}; valid: an object or null")
-            _same_keys(given["noise"], {field.name for field in fields(NoiseScheme)})
+            _require_keys(given["noise"], {field.name for field in fields(NoiseScheme)})
             given["noise"] = NoiseScheme(**given["noise"])
         return cls(**given)
 
@@ -79,8 +83,8 @@ class Block:
     first_step: int
 
     def __post_init__(self) -> None:
-        text_checked("stream", self.stream)
-        object.__setattr__(self, "first_step", count_checked("first_step", self.first_step, at_least=0))
+        validate_text("stream", self.stream)
+        object.__setattr__(self, "first_step", validate_count("first_step", self.first_step, at_least=0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +105,13 @@ class Record:
     @classmethod
     def from_body(cls, body: dict[str, Any]) -> Self:
         """Return the record in a line. Raises: InvalidInputError if it is not one."""
-        _same_keys(body, {"event", "epsilon"} | ({"block"} & body.keys()))
+        _require_keys(body, {"event", "epsilon"} | ({"block"} & body.keys()))
         event, block = event_from_json(body["event"]), None
         if "block" in body:
             value = body["block"]
             if not isinstance(value, dict) or not isinstance(event, SampledGaussianSteps):
                 raise InvalidInputError(f"block is {value!r}; valid: an object, on DP-SGD steps only")
-            _same_keys(value, {"stream", "first_step"})
+            _require_keys(value, {"stream", "first_step"})
             block = Block(**value)
         epsilon = body["epsilon"]
         if epsilon == "inf":
@@ -117,7 +121,7 @@ class Record:
         return cls(event=event, epsilon=float(epsilon), block=block)
 
 
-def ledger_lines(chain: Chain, path: Path) -> tuple[Header, Sequence[Record]]:
+def parse_ledger(chain: Chain, path: Path) -> tuple[Header, Sequence[Record]]:
     """Return the header and the records in a verified chain; `path` is for the messages.
 
     Raises: DamagedFileError with the line number if a line is foreign, of a newer format or holds invalid
@@ -137,13 +141,14 @@ def ledger_lines(chain: Chain, path: Path) -> tuple[Header, Sequence[Record]]:
     return header, records
 
 
-def _same_keys(given: dict[str, Any], wanted: set[str]) -> None:
-    if given.keys() != wanted:
-        odd = ", ".join(sorted(given.keys() ^ wanted))
-        raise InvalidInputError(f"missing or unknown keys: {odd}")
+def _require_keys(given: dict[str, Any], expected: set[str]) -> None:
+    if given.keys() != expected:
+        raise InvalidInputError(f"missing or unknown keys: {', '.join(sorted(given.keys() ^ expected))}")
 
 
 class _Span(NamedTuple):
+    """Paid steps `first` to `stop` - 1 of one stream, with equal parameters."""
+
     first: int
     stop: int
     sampling_rate: float
@@ -151,7 +156,7 @@ class _Span(NamedTuple):
 
 
 class PaidSteps:
-    """The steps of every stream that may run; grows only."""
+    """The DP-SGD steps of every stream that are paid for and may run; steps are added, never taken away."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -162,10 +167,10 @@ class PaidSteps:
         span = _Span(block.first_step, block.first_step + steps.steps, steps.sampling_rate, steps.noise_multiplier)
         spans = self._spans.setdefault(block.stream, [])
         if spans and spans[-1].stop == span.first and spans[-1][2:] == span[2:]:
-            span = spans.pop()._replace(stop=span.stop)  # the usual case: one span per run, asked at every step
+            span = spans.pop()._replace(stop=span.stop)  # the usual case: one span per run
         spans.append(span)
 
-    def stop_of(self, stream: str, first_step: int) -> int:
+    def next_unpaid_step(self, stream: str, first_step: int) -> int:
         """Return the first step >= `first_step` of the stream that is not paid."""
         stop = first_step
         for span in sorted(self._spans.get(stream, ())):
@@ -173,7 +178,7 @@ class PaidSteps:
                 stop = span.stop
         return stop
 
-    def first_unpaid(self, steps: SampledGaussianSteps, block: Block) -> int:
+    def first_unpaid_step(self, steps: SampledGaussianSteps, block: Block) -> int:
         """Return the first step from the block's first on that must be charged to run `steps` there.
 
         Raises: PrivacyError if some of these steps are paid with another sampling rate or noise multiplier:
@@ -192,4 +197,4 @@ class PaidSteps:
                     f"{span.noise_multiplier:g}, now {steps.sampling_rate:g} and {steps.noise_multiplier:g}; "
                     "valid: the same, or a new stream"
                 )
-        return self.stop_of(block.stream, block.first_step)
+        return self.next_unpaid_step(block.stream, block.first_step)

@@ -21,7 +21,7 @@ from securesgd.theory.gaussian import Mechanism, noise_multiplier
 from securesgd.theory.linear_maps import LinearMap, as_linear_map
 from securesgd.theory.redistribution import component_std, validated
 from securesgd.theory.sensitivity import Norm, sensitivity
-from securesgd.validate import Array, finite, nonnegative, positive
+from securesgd.validate import Array, finite_array, nonnegative_array, positive_array
 
 
 class Guarantee(TypedDict):
@@ -70,7 +70,7 @@ class HeterogeneousGaussianMechanism:
     def __post_init__(self) -> None:
         object.__setattr__(self, "r", validated(self.r))
         self.r.setflags(write=False)  # type: ignore[union-attr]
-        object.__setattr__(self, "sensitivity", float(positive("sensitivity", self.sensitivity)))
+        object.__setattr__(self, "sensitivity", float(positive_array("sensitivity", self.sensitivity)))
         _ = self.sigma  # an epsilon or delta outside the theorem fails here, not at the first release
 
     @classmethod
@@ -78,7 +78,7 @@ class HeterogeneousGaussianMechanism:
         cls, bounds: ArrayLike, r: ArrayLike, **guarantee: Unpack[Guarantee]
     ) -> "HeterogeneousGaussianMechanism":
         """Return the mechanism for a query whose component k moves by at most bounds[k] between neighbours."""
-        vector, moves = validated(r), nonnegative("bounds", bounds)
+        vector, moves = validated(r), nonnegative_array("bounds", bounds)
         if moves.shape != vector.shape:
             raise InvalidInputError(f"bounds must have one entry per component {vector.shape}, got {moves.shape}")
         relative = moves / np.sqrt(vector.size * vector)
@@ -93,7 +93,7 @@ class HeterogeneousGaussianMechanism:
     ) -> "HeterogeneousGaussianMechanism":
         """Return the mechanism for a query whose whole vector moves by at most `l2`: the quietest component decides."""
         vector = validated(r)
-        whitened = float(positive("l2", l2)) / float(np.sqrt(vector.size * vector.min())) * (1 + 1e-12)
+        whitened = float(positive_array("l2", l2)) / float(np.sqrt(vector.size * vector.min())) * (1 + 1e-12)
         words = f"any two data sets whose answers differ by at most {float(l2)!r} in l2 norm"
         return cls(sensitivity=whitened, r=vector, neighbours=words, **guarantee)
 
@@ -110,7 +110,7 @@ class HeterogeneousGaussianMechanism:
         """Return the mechanism for x ↦ W x where neighbours are inputs at most `distance` apart in `norm`."""
         layer = as_linear_map(query)
         vector = np.full(layer.output_size, 1 / layer.output_size) if r is None else validated(r, layer.output_size)
-        whitened = sensitivity(layer, norm, vector).upper * float(positive("distance", distance))
+        whitened = sensitivity(layer, norm, vector).upper * float(positive_array("distance", distance))
         words = f"any two inputs at most {float(distance)!r} apart in {norm} norm"
         return cls(sensitivity=whitened, r=vector, neighbours=words, **guarantee)
 
@@ -132,7 +132,7 @@ class HeterogeneousGaussianMechanism:
         """
         if generator is not None and not isinstance(generator, np.random.Generator):
             raise InvalidInputError(f"generator must be a numpy.random.Generator or None, got {generator!r}")
-        answer = finite("values", values)
+        answer = finite_array("values", values)
         if answer.size != self.std.size:
             raise InvalidInputError(f"values must have {self.std.size} components, got shape {answer.shape}")
         noisy, std = self._with_noise(answer.ravel(), generator)

@@ -51,8 +51,8 @@ def pld_epsilon(groups: Sequence[Group], delta: float, *, coarser: float = 1) ->
     interval = _interval(groups, size) * coarser
     try:
         with np.errstate(all="ignore"):
-            total = _composed(groups, interval)
-            epsilon = _epsilon_checked(total, reachable, interval)
+            total = _compose(groups, interval)
+            epsilon = _verified_epsilon(total, reachable, interval)
     except (ArithmeticError, ValueError, MemoryError) as failure:
         warnings.warn(
             f"the PLD accountant failed on {list(groups)} ({failure}); epsilon is reported as infinite",
@@ -78,7 +78,7 @@ def _largest_loss(group: Group) -> float:
     return math.log1p(group.sampling_rate * math.expm1(exponent)) if exponent < 100 else math.inf
 
 
-def _composed(groups: Sequence[Group], interval: float) -> pld.PrivacyLossDistribution:
+def _compose(groups: Sequence[Group], interval: float) -> pld.PrivacyLossDistribution:
     total = pld.identity(value_discretization_interval=interval)
     for group in groups:
         step = _single_step(group.sampling_rate, group.noise_multiplier, interval)
@@ -88,7 +88,7 @@ def _composed(groups: Sequence[Group], interval: float) -> pld.PrivacyLossDistri
 
 @lru_cache(maxsize=16)
 def _single_step(sampling_rate: float, noise_multiplier: float, interval: float) -> pld.PrivacyLossDistribution:
-    """Return the loss distribution of one step: the slow part, kept for the next question."""
+    """Return the loss distribution of one step: the slow part, cached."""
     return pld.from_gaussian_mechanism(
         noise_multiplier,
         pessimistic_estimate=True,
@@ -98,7 +98,7 @@ def _single_step(sampling_rate: float, noise_multiplier: float, interval: float)
     )
 
 
-def _epsilon_checked(total: pld.PrivacyLossDistribution, delta: float, interval: float) -> float:
+def _verified_epsilon(total: pld.PrivacyLossDistribution, delta: float, interval: float) -> float:
     """Return the distribution's epsilon at `delta`, moved up until the divergence itself says so.
 
     dp-accounting sums exp(-loss), which loses its digits beyond losses of 700; the divergence is stable

@@ -11,13 +11,14 @@ from securesgd.errors import InvalidInputError
 from securesgd.privacy.accounting import (
     ADJACENCIES,
     Adjacency,
-    accountant_checked,
     accountant_version,
-    epsilon_of,
+    composition_epsilon,
+    validate_accountant,
 )
-from securesgd.privacy.composition import composed
+from securesgd.privacy.composition import compose
 from securesgd.privacy.events import PrivacyEvent
-from securesgd.validate import count_checked, delta_checked, positive_checked
+from securesgd.theory.rounding import round_up
+from securesgd.validate import validate_count, validate_delta, validate_positive
 
 SEEDED = "the noise has a fixed seed, so it can be computed and subtracted by anyone who knows or guesses it"
 _ADJACENT = {
@@ -45,8 +46,8 @@ class NoiseScheme:
 
     def __post_init__(self) -> None:
         for name in ("clipping_norm", "sensitivity", "grid", "bound"):
-            object.__setattr__(self, name, positive_checked(name, getattr(self, name)))
-        object.__setattr__(self, "coordinates", count_checked("coordinates", self.coordinates, at_least=1))
+            object.__setattr__(self, name, validate_positive(name, getattr(self, name)))
+        object.__setattr__(self, "coordinates", validate_count("coordinates", self.coordinates, at_least=1))
         if not self.clipping_norm <= self.sensitivity <= self.bound:
             raise InvalidInputError(
                 f"clipping_norm {self.clipping_norm!r}, sensitivity {self.sensitivity!r} and bound {self.bound!r} must "
@@ -94,7 +95,7 @@ class PrivacyStatement:
         """The statement as a sentence or two; epsilon is rounded up."""
         method = f"{self.accountant.upper()} accountant of {self.accountant_version}"
         claim = (
-            f"({_rounded_up(self.accounted_epsilon)}, {self.delta!r})-differentially private for "
+            f"({_epsilon_text(self.accounted_epsilon)}, {self.delta!r})-differentially private for "
             f"{_ADJACENT[self.adjacency]} ({method})."
         )
         if self.guaranteed:
@@ -105,7 +106,7 @@ class PrivacyStatement:
             return words
         if self.guaranteed_but_for_seed:
             return f"{words} With a secret key the same training is {claim}"
-        cost = f"epsilon = {_rounded_up(self.accounted_epsilon)} at delta = {self.delta:g} ({method})"
+        cost = f"epsilon = {_epsilon_text(self.accounted_epsilon)} at delta = {self.delta:g} ({method})"
         return f"{words} The other releases alone cost {cost}."
 
     def __str__(self) -> str:
@@ -137,16 +138,16 @@ def privacy_statement(
     remark on delta) is public; under "add-or-remove-one" the sampling rates do not depend on the number of examples.
     Raises: InvalidInputError for an invalid event, delta, accountant, size or adjacency.
     """
-    composition = composed(events)
-    delta, name = delta_checked(delta), accountant_checked(accountant)
+    composition = compose(events)
+    delta, name = validate_delta(delta), validate_accountant(accountant)
     if adjacency not in ADJACENCIES:
         raise InvalidInputError(f"adjacency is {adjacency!r}; valid: {', '.join(ADJACENCIES)}")
     cautions = []
-    if dataset_size is not None and delta * count_checked("dataset_size", dataset_size, at_least=1) > 1:
+    if dataset_size is not None and delta * validate_count("dataset_size", dataset_size, at_least=1) > 1:
         cautions.append(f"delta = {delta:g} is above 1/n for n = {dataset_size}")
     if composition.groups and min(group.noise_multiplier for group in composition.groups) < 0.1:
         cautions.append("a noise multiplier below 0.1 protects next to nothing")
-    accounted = epsilon_of(composition._replace(unprotected=()), delta, name)
+    accounted = composition_epsilon(composition._replace(unprotected=()), delta, name)
     reasons = composition.unprotected
     if not reasons and math.isinf(accounted):
         reasons = ("no finite epsilon could be computed",)
@@ -166,5 +167,5 @@ def privacy_statement(
     )
 
 
-def _rounded_up(epsilon: float) -> str:
-    return "infinity" if math.isinf(epsilon) else f"{math.ceil(epsilon * 1e4) / 1e4:.4f}"
+def _epsilon_text(epsilon: float) -> str:
+    return "infinity" if math.isinf(epsilon) else f"{round_up(epsilon, decimals=4):.4f}"

@@ -6,6 +6,7 @@ import base64
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -16,9 +17,13 @@ import jinja2
 from securesgd import __version__
 from securesgd.certificates.summary import certified_summary, guarantee_in_words
 from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
+from securesgd.privacy.events import GaussianRelease, PrivacyEvent, SampledGaussianSteps, UnprotectedRelease
+from securesgd.privacy.ledger_record import Record
 from securesgd.report.plots import budget_spent_figure, compared_curves_figure
 from securesgd.report.run_record import RunRecord, is_noisy, read_run
 from securesgd.runtime.storage import open_regular, read_bytes, read_json, write_whole
+from securesgd.theory.certificates import rule_caveat
+from securesgd.theory.rounding import round_up
 
 _BEGINNING = b"<!doctype html>"
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -147,58 +152,55 @@ def _subtitle(config: dict[str, Any], model: dict[str, Any]) -> str:
 
 def _privacy(record: RunRecord) -> dict[str, Any]:
     """Return what is said about privacy. What is shown is what the ledger gives now, not what the run once wrote."""
-    statement = None if record.statement is None or record.replayed is None else record.replayed.json()
-    first = record.ledger[0] if record.ledger else {}
-    epsilon, delta = "–", first.get("delta", "–")
+    statement = None if record.statement is None or record.replayed is None else record.replayed
+    header = None if record.ledger is None else record.ledger.header
+    epsilon, delta = "–", "–" if header is None else str(header.delta)
     if statement is not None:
-        epsilon = "∞" if statement["epsilon"] == "inf" else _rounded_up(statement["epsilon"])
-        delta = f"{statement['delta']:g}"
-    picture = budget_spent_figure(record.ledger) if record.ledger else None
+        epsilon = "∞" if math.isinf(statement.epsilon) else _epsilon_text(statement.epsilon)
+        delta = f"{statement.delta:g}"
+    picture = None if record.ledger is None else budget_spent_figure(record.ledger)
     return {
-        "statement": statement,
+        "statement": None if statement is None else statement.json(),
         "doubts": record.doubts,
         "words": (record.statement or {}).get("in_words", ""),
         "replayed": record.replayed,
         "epsilon": epsilon,
         "epsilon_shown": {"∞": "not private", "–": "unknown"}.get(epsilon, epsilon),
         "delta": delta,
-        "releases": _releases(record.ledger),
-        "adjacency": first.get("adjacency", "unknown"),
-        "accountant": f"{str(first.get('accountant', 'unknown')).upper()}, {first.get('accountant_version', '')}",
-        "examples": "not public" if first.get("dataset_size") is None else f"{first['dataset_size']:,}",
+        "releases": [] if record.ledger is None else _releases(record.ledger.records),
+        "adjacency": "unknown" if header is None else header.adjacency,
+        "accountant": "UNKNOWN, " if header is None else f"{header.accountant.upper()}, {header.accountant_version}",
+        "examples": "not public" if header is None or header.dataset_size is None else f"{header.dataset_size:,}",
         "spent": None if picture is None else _data_uri(picture),
     }
 
 
-def _releases(ledger: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return the ledger's events, equal ones in a row taken together."""
-    shown: list[dict[str, Any]] = []
-    for line in ledger:
-        event = line.get("event")
-        if event is None:
-            continue
-        kind = {key: value for key, value in event.items() if key != "steps"}
-        epsilon = line.get("epsilon")
-        paid = f"{epsilon:.4f}" if isinstance(epsilon, int | float) else "∞"
-        if shown and shown[-1]["kind"] == kind and "steps" in event:
-            shown[-1]["times"] += event["steps"]
-            shown[-1]["epsilon"] = paid
-            continue
-        what = {
-            "sampled-gaussian-steps": "steps of DP-SGD on Poisson samples",
-            "gaussian-release": event.get("label", "a Gaussian release"),
-        }.get(event["kind"], f"{event.get('label', event['kind'])}: {event.get('reason', 'not protected')}")
-        shown.append(
-            {
-                "kind": kind,
-                "what": what,
-                "noise": f"{event['noise_multiplier']:.4f}" if "noise_multiplier" in event else "none",
-                "rate": f"{event['sampling_rate']:.5f}" if "sampling_rate" in event else "–",
-                "times": event.get("steps", 1),
-                "epsilon": paid,
-            }
-        )
-    return [{name: f"{value:,}" if name == "times" else value for name, value in line.items()} for line in shown]
+def _epsilon_text(epsilon: float) -> str:
+    """Return epsilon to four decimals, never below it, without zeros at the end."""
+    return f"{round_up(epsilon, decimals=4):.4f}".rstrip("0").rstrip(".")
+
+
+def _releases(records: Sequence[Record]) -> list[dict[str, str]]:
+    """Return the ledger's events as rows, consecutive blocks of equal DP-SGD steps as one."""
+    rows: list[dict[str, Any]] = []
+    last: PrivacyEvent | None = None
+    for record in records:
+        event, spent = record.event, "∞" if math.isinf(record.epsilon) else f"{record.epsilon:.4f}"
+        row: dict[str, Any] = {"noise": "none", "rate": "–", "times": 1, "epsilon": spent}
+        match event:
+            case SampledGaussianSteps():
+                if isinstance(last, SampledGaussianSteps) and replace(last, steps=event.steps) == event:
+                    rows[-1] |= {"times": rows[-1]["times"] + event.steps, "epsilon": spent}
+                    continue
+                row |= {"what": "steps of DP-SGD on Poisson samples", "noise": f"{event.noise_multiplier:.4f}"}
+                row |= {"rate": f"{event.sampling_rate:.5f}", "times": event.steps}
+            case GaussianRelease():
+                row |= {"what": event.label, "noise": f"{event.noise_multiplier:.4f}"}
+            case UnprotectedRelease():
+                row |= {"what": f"{event.label}: {event.reason}"}
+        rows.append(row)
+        last = event
+    return [row | {"times": f"{row['times']:,}"} for row in rows]
 
 
 def _accuracy(record: RunRecord) -> dict[str, Any]:
@@ -226,8 +228,13 @@ def _certified(record: RunRecord) -> list[dict[str, Any]]:
                 "checks": _checks(record, norm),
                 "radii": list(by_rule["tight"]),
                 "rows": [
-                    {"rule": rule, "shares": list(found.values()), "mean": summary["average_certified_radius"][rule]}
-                    for rule, found in by_rule.items()
+                    {
+                        "rule": rule,
+                        "caveat": rule_caveat(rule),
+                        "shares": list(at_radii.values()),
+                        "mean": summary["average_certified_radius"][rule],
+                    }
+                    for rule, at_radii in by_rule.items()
                 ],
             }
         )
@@ -359,11 +366,6 @@ def _commands(record: RunRecord) -> str:
         lines.append(f"securesgd certify {folder}-{norm} {' '.join(options)} --seed {given['seed'] + 1} --again")
     lines.append(f"securesgd train --config {folder}/config.toml --out again     # the same settings, new secret noise")
     return "\n".join(lines)
-
-
-def _rounded_up(epsilon: float) -> str:
-    """Return epsilon to four decimals, never below it, without zeros at the end."""
-    return f"{math.ceil(epsilon * 1e4) / 1e4:.4f}".rstrip("0").rstrip(".")
 
 
 def _inline(record: RunRecord, name: str) -> str | None:

@@ -12,7 +12,8 @@ __all__ = [
 ]
 
 import io
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,12 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from securesgd.certificates.rules import radius_rules
 from securesgd.certificates.summary import is_right
 from securesgd.errors import printable
+from securesgd.privacy import LedgerContents, SampledGaussianSteps
 from securesgd.runtime.storage import write_whole
+from securesgd.theory.certificates import CERTIFICATE_RULES, rule_caveat
 
 
 def picture_bytes(figure: Figure) -> bytes:
@@ -49,14 +53,8 @@ def plain_text(text: str) -> str:
     return printable(text).replace("$", r"\$")
 
 
-# Okabe & Ito's colours; the rule that proves nothing is dotted.
-_STYLES: dict[str, dict[str, Any]] = {
-    "tight": {"color": "#0072B2", "linestyle": "-", "linewidth": 2.2},
-    "analytic": {"color": "#009E73", "linestyle": "-"},
-    "extended": {"color": "#E69F00", "linestyle": "--"},
-    "classic": {"color": "#CC79A7", "linestyle": "-."},
-    "as-published": {"color": "#D55E00", "linestyle": ":", "label": "as-published (no guarantee)"},
-}
+# For rules without a style of their own: other colours than those of the table in theory/certificates.py.
+_MORE_COLOURS = ("#56B4E9", "#000000", "#999933", "#882255")
 _AXES = {"linf": "l∞ radius", "l2": "l2 radius", "l1": "l1 radius"}
 
 
@@ -64,12 +62,13 @@ def certified_curves_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw a panel per norm from the rows of `certificates.csv`: the share right and proven at each radius."""
     figure, panels = _figure(rows)
     for norm, axes in panels.items():
-        mine = [row for row in rows if row["norm"] == norm]
-        for rule, style in _STYLES.items():
-            _staircase(axes, mine, rule, **{"label": rule, "linewidth": 1.6} | style)
-        rules = [rule for rule in _STYLES if rule != "as-published"]
-        proven = max((row[f"radius_{rule}"] for row in mine if is_right(row) for rule in rules), default=0.0)
-        axes.set(xlim=(0, 1.15 * proven or None), title=f"{len(mine)} test examples", **_labels(norm))
+        in_norm = [row for row in rows if row["norm"] == norm]
+        styles = _rule_styles(radius_rules(rows[0]))
+        for rule, style in styles.items():
+            _staircase(axes, in_norm, rule, **{"linewidth": 1.6} | style)
+        guaranteed = [rule for rule in styles if not rule_caveat(rule)]
+        proven = max((row[f"radius_{rule}"] for row in in_norm if is_right(row) for rule in guaranteed), default=0.0)
+        axes.set(xlim=(0, 1.15 * proven or None), title=f"{len(in_norm)} test examples", **_labels(norm))
         _tidy(axes)
     write_picture(figure, path)
 
@@ -79,10 +78,10 @@ def compared_curves_figure(runs: Mapping[str, Sequence[dict[str, Any]]]) -> byte
     figure, panels = _figure([row for rows in runs.values() for row in rows])
     for norm, axes in panels.items():
         for (name, rows), line in zip(runs.items(), cycle(("-", "--", "-.", ":")), strict=False):
-            mine = [row for row in rows if row["norm"] == norm]
-            if mine:
-                label = f"{plain_text(name)} ({len(mine)} examples)"
-                _staircase(axes, mine, "tight", label=label, linewidth=1.6, linestyle=line)
+            in_norm = [row for row in rows if row["norm"] == norm]
+            if in_norm:
+                label = f"{plain_text(name)} ({len(in_norm)} examples)"
+                _staircase(axes, in_norm, "tight", label=label, linewidth=1.6, linestyle=line)
         axes.set(xlim=(0, None), title=f"{norm}, rule tight", **_labels(norm))
         _tidy(axes)
     return picture_bytes(figure)
@@ -92,18 +91,30 @@ def summary_curves_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw a panel per norm from rows of norm, rule, radius and certified accuracy with its interval."""
     figure, panels = _figure(rows)
     for norm, axes in panels.items():
-        for rule, style in _STYLES.items():
-            mine = sorted((r for r in rows if (r["norm"], r["rule"]) == (norm, rule)), key=lambda r: float(r["radius"]))
-            if not mine:
+        for rule, style in _rule_styles(row["rule"] for row in rows).items():
+            line = sorted((r for r in rows if (r["norm"], r["rule"]) == (norm, rule)), key=lambda r: float(r["radius"]))
+            if not line:
                 continue
-            radii, shares = [row["radius"] for row in mine], [row["certified_accuracy"] for row in mine]
-            off = [[s - r["lower"] for s, r in zip(shares, mine, strict=True)],
-                   [r["upper"] - s for s, r in zip(shares, mine, strict=True)]]  # fmt: skip
-            axes.errorbar(radii, shares, yerr=off, capsize=2, marker="o", markersize=3, **{"label": rule} | style)
+            radii, shares = [row["radius"] for row in line], [row["certified_accuracy"] for row in line]
+            off = [[s - r["lower"] for s, r in zip(shares, line, strict=True)],
+                   [r["upper"] - s for s, r in zip(shares, line, strict=True)]]  # fmt: skip
+            axes.errorbar(radii, shares, yerr=off, capsize=2, marker="o", markersize=3, **style)
         title = f"{int(rows[0]['examples']):,} test examples, {int(rows[0]['draws']):,} draws"
         axes.set(title=title, **_labels(norm))
         _tidy(axes)
     write_picture(figure, path)
+
+
+def _rule_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return how each rule is drawn: those of the table in its order and style, then all others, dotted."""
+    present, colours = dict.fromkeys(names), cycle(_MORE_COLOURS)
+    styles: dict[str, dict[str, Any]] = {}
+    for name in sorted(present, key=lambda name: [*CERTIFICATE_RULES, name].index(name)):
+        rule, caveat = CERTIFICATE_RULES.get(name), rule_caveat(name)
+        label = plain_text(f"{name} ({caveat})" if caveat else name)
+        own = {} if rule is None else dict(rule.style)
+        styles[name] = {"label": label} | (own or {"color": next(colours), "linestyle": ":" if caveat else "-"})
+    return styles
 
 
 def _figure(rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Axes]]:
@@ -187,18 +198,18 @@ def _maps(relative: np.ndarray, title: str) -> Figure:
     return figure
 
 
-def budget_spent_figure(ledger: Sequence[dict[str, Any]]) -> bytes | None:
-    """Return a picture of what was paid after each block of steps; None if there is nothing to draw."""
+def budget_spent_figure(ledger: LedgerContents) -> bytes | None:
+    """Return a picture of the epsilon spent after each block of steps; None if there is nothing to draw."""
     steps, spent, releases, done = [0], [0.0], [], 0
-    for line in ledger:
-        event, epsilon = line.get("event"), line.get("epsilon")
-        if event is None or not isinstance(epsilon, int | float):
+    for record in ledger.records:
+        if math.isinf(record.epsilon):
             continue
-        done += int(event.get("steps", 0))
+        if isinstance(record.event, SampledGaussianSteps):
+            done += record.event.steps
+        else:
+            releases.append((done, record.epsilon, record.event.label))
         steps.append(done)
-        spent.append(float(epsilon))
-        if "steps" not in event:
-            releases.append((done, float(epsilon), str(event.get("label", event["kind"]))))
+        spent.append(record.epsilon)
     if len(steps) < 2:
         return None
     figure = Figure(figsize=(6, 2.8), layout="constrained")
@@ -207,10 +218,10 @@ def budget_spent_figure(ledger: Sequence[dict[str, Any]]) -> bytes | None:
     for step, epsilon, label in releases:
         axes.annotate(plain_text(label), (step, epsilon), fontsize=8, xytext=(8, -4), textcoords="offset points")
         axes.plot([step], [epsilon], "o", color="#D55E00")
-    wanted = ledger[0].get("target_epsilon")
-    if wanted is not None:
-        axes.axhline(float(wanted), color="0.5", linestyle="--", linewidth=1)
-        axes.annotate("budget", (0, float(wanted)), fontsize=8, xytext=(2, -10), textcoords="offset points")
+    target = ledger.header.target_epsilon
+    if target is not None:
+        axes.axhline(target, color="0.5", linestyle="--", linewidth=1)
+        axes.annotate("budget", (0, target), fontsize=8, xytext=(2, -10), textcoords="offset points")
     axes.set(xlabel="steps", ylabel="ε paid", ylim=(0, None), xlim=(0, None))
     axes.grid(True, color="0.9")
     axes.spines[["top", "right"]].set_visible(False)

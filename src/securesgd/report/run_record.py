@@ -12,11 +12,11 @@ from typing import Any
 import safetensors
 from safetensors import SafetensorError
 
-from securesgd.certificates.summary import certified_summary, record_digest, require_true_radii
+from securesgd.certificates.recheck import record_digest, require_true_radii
+from securesgd.certificates.summary import certified_summary
 from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
 from securesgd.methods import METHODS
-from securesgd.privacy import replayed_statement
-from securesgd.privacy.statement import PrivacyStatement
+from securesgd.privacy import LedgerContents, PrivacyStatement, read_ledger
 from securesgd.runtime.storage import MAX_TOML, file_digest, open_regular, parse_json, read_bytes, read_json, read_toml
 from securesgd.runtime.tables import read_rows
 
@@ -33,9 +33,7 @@ class RunRecord:
     model: dict[str, Any] | None = None
     released: dict[str, Any] | None = None
     """What the file of the weights says about their training: the last line of its ledger."""
-    ledger: list[dict[str, Any]] = field(default_factory=list)
-    replayed: PrivacyStatement | None = None
-    """The statement as the ledger gives it now, recomputed."""
+    ledger: LedgerContents | None = None
     way: str | None = None
     """How r was obtained."""
     metrics: dict[str, Any] | None = None
@@ -44,6 +42,11 @@ class RunRecord:
     attacks: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] | None = None
     missing: list[str] = field(default_factory=list)
+
+    @property
+    def replayed(self) -> PrivacyStatement | None:
+        """The statement as the ledger gives it now, recomputed."""
+        return None if self.ledger is None else self.ledger.statement
 
     @property
     def statement(self) -> dict[str, Any] | None:
@@ -56,10 +59,10 @@ class RunRecord:
         stated = self.statement
         if stated is None:
             return []
-        if self.replayed is None:
+        if self.ledger is None:
             return ["The ledger is missing or cannot be read: nothing backs this figure."]
-        found, true = [], self.replayed.json()
-        if self.replayed.epsilon > float(stated["epsilon"]) * (1 + 1e-9) or stated["delta"] != true["delta"]:
+        found, true = [], self.ledger.statement.json()
+        if self.ledger.statement.epsilon > float(stated["epsilon"]) * (1 + 1e-9) or stated["delta"] != true["delta"]:
             found.append(
                 f"The ledger, replayed for this report, does not give this figure: the run states epsilon = "
                 f"{stated['epsilon']} at delta = {stated['delta']}, the ledger {true['epsilon']} at {true['delta']}."
@@ -70,10 +73,8 @@ class RunRecord:
             found.append(f"The run states it in other words than its ledger: {stated['in_words']}")
         if self.released is None:
             found.append("The weights are missing or cannot be read: whether this is their ledger is not known.")
-        else:
-            index, digest = self.released["ledger"]
-            if not any((line["index"], line["digest"]) == (index, digest) for line in self.ledger):
-                found.append("The ledger is not the one these weights were trained with, or lines of it were cut off.")
+        elif not self.ledger.has_line(*self.released["ledger"]):
+            found.append("The ledger is not the one these weights were trained with, or lines of it were cut off.")
         return found
 
 
@@ -92,7 +93,7 @@ def read_run(folder: Path) -> RunRecord:
     if is_noisy(record) or (folder / "certificates.csv").exists():
         _part(record, "certificates.csv", _certificates, f"no prediction is certified: securesgd certify {folder}")
     _part(record, "attacks.json", _attacks, f"it was never attacked: securesgd attack {folder} --attack all")
-    if record.config is None and record.model is None and not record.ledger:
+    if record.config is None and record.model is None and record.ledger is None:
         raise InvalidInputError(f"{folder} is not a run folder: it has no config.toml, model.json or ledger.jsonl")
     return record
 
@@ -136,15 +137,9 @@ def _weights(record: RunRecord, path: Path) -> None:
 
 
 def _ledger(record: RunRecord, path: Path) -> None:
-    replayed = replayed_statement(path)  # checks the chain of digests too
-    lines = read_bytes(path).decode("utf-8", "replace").splitlines()
-    try:
-        _object(lines[-1])
-    except ValueError:  # the chain is whole up to here: the machine stopped in the middle of a line
-        lines.pop()
+    record.ledger = read_ledger(path)
+    if record.ledger.torn_end:
         record.missing.append("ledger.jsonl ends in the middle of a line: the run was interrupted there")
-    record.ledger = [_object(line) for line in lines]
-    record.replayed = replayed
 
 
 def _metrics(record: RunRecord, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What every computation of a run stands on: randomness (a cryptographic key stream, Gaussian noise by proof).
+"""What every run needs: secret randomness and exact Gaussian noise, processes, files (atomic, append-only, tables).
 
-It may import `errors` and `theory` only; nothing here knows models, data or the files of a run.
+Modules here may import `errors`, `validate` and `theory` only. Those about files and the machine do not load torch.
 """

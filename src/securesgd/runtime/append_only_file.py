@@ -1,6 +1,6 @@
-"""A file that one process appends to, every piece on disk before the call returns."""
+"""A file that one process at a time appends to; what was appended is on disk before the call returns."""
 
-__all__ = ["DurableFile"]
+__all__ = ["AppendOnlyFile"]
 
 import contextlib
 import errno
@@ -13,8 +13,8 @@ from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError
 from securesgd.runtime.storage import create_draft, read_bytes, sync_folder, write_all
 
 
-class DurableFile:
-    """An open file under an exclusive lock; build it with `created` or `opened`.
+class AppendOnlyFile:
+    """An open file under an exclusive lock; build it with `create` or `open`.
 
     Guarantee: when `append` returns, the bytes survive a crash of the process and of the machine (as far as
     the disk honours fsync). Two processes, or two objects in one process, never hold the same file: the lock
@@ -29,7 +29,7 @@ class DurableFile:
         self._failed = False
 
     @classmethod
-    def created(cls, path: Path, content: bytes) -> Self:
+    def create(cls, path: Path, content: bytes) -> Self:
         """Return a new file that holds `content`.
 
         Guarantee: after a crash the file is either absent or whole: it is written under another name, synced,
@@ -41,7 +41,7 @@ class DurableFile:
                 raise FileExistsError
             draft, descriptor = create_draft(path.parent, 0o644)
         except FileExistsError:
-            raise _exists(path) from None
+            raise _path_exists(path) from None
         except OSError as error:
             raise InvalidInputError(f"{path} cannot be created: {error.strerror}") from None
         file = cls(path, descriptor)
@@ -49,7 +49,7 @@ class DurableFile:
             file._lock()
             write_all(descriptor, content)
             os.fsync(descriptor)
-            _link_new(draft, path)
+            _link(draft, path)
             draft.unlink(missing_ok=True)
             sync_folder(path.parent)
         except BaseException as error:
@@ -57,7 +57,7 @@ class DurableFile:
             with contextlib.suppress(OSError):
                 draft.unlink()
             if isinstance(error, FileExistsError):
-                raise _exists(path) from None
+                raise _path_exists(path) from None
             if isinstance(error, OSError):
                 raise InvalidInputError(f"{path} cannot be created: {error.strerror}") from None
             raise
@@ -65,7 +65,7 @@ class DurableFile:
         return file
 
     @classmethod
-    def opened(cls, path: Path) -> tuple[Self, bytes]:
+    def open(cls, path: Path) -> tuple[Self, bytes]:
         """Return an existing file and its content; nothing is written.
 
         Raises: DamagedFileError if it cannot be opened, or is a symbolic link, a pipe or a device;
@@ -90,13 +90,13 @@ class DurableFile:
         return file, content
 
     def append(self, content: bytes, *, at: int) -> None:
-        """Put `content` at byte `at`, dropping what is beyond (a torn end), and sync it to disk.
+        """Write `content` at byte `at`, dropping what is beyond it (a torn end), and sync it to disk.
 
         Raises: PrivacyError if the file is closed, belongs to another process or cannot be written;
-        DamagedFileError if somebody else moved, removed, shortened or extended it since. Then nothing was
-        acknowledged.
+        DamagedFileError if another program moved, removed, shortened or extended it since. In all these cases the
+        content does not count as written.
         """
-        descriptor = self._usable()
+        descriptor = self._descriptor_to_write()
         self._check_unchanged()
         try:
             if at < self._size:
@@ -105,19 +105,20 @@ class DurableFile:
             write_all(descriptor, content)
             os.fsync(descriptor)
         except BaseException as error:
-            self._failed = True  # how much is on disk is unknown: only a fresh look at the file may go on
+            self._failed = True  # how much is on disk is unknown until the file is opened again
             if isinstance(error, OSError):
                 raise PrivacyError(f"{self.path} could not be written ({error.strerror}); open it again") from None
             raise
         self._size = at + len(content)
 
     def close(self) -> None:
-        """Close the file and give up the lock; harmless if done already."""
+        """Close the file and give up the lock; closing it twice is harmless."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             os.close(descriptor)
 
-    def _usable(self) -> int:
+    def _descriptor_to_write(self) -> int:
+        """Return the open descriptor. Raises: PrivacyError if this object must not write any more."""
         if self._descriptor is None:
             raise PrivacyError(f"{self.path} is closed; open it again")
         if self._failed:
@@ -127,22 +128,22 @@ class DurableFile:
         return self._descriptor
 
     def _check_unchanged(self) -> None:
-        mine = os.fstat(self._usable())
+        own = os.fstat(self._descriptor_to_write())
         try:
             named = self.path.lstat()
         except OSError:
             raise DamagedFileError(f"{self.path} was removed while in use") from None
-        if (mine.st_dev, mine.st_ino) != (named.st_dev, named.st_ino) or mine.st_size != self._size:
-            raise DamagedFileError(f"{self.path} was changed by somebody else while in use")
+        if (own.st_dev, own.st_ino) != (named.st_dev, named.st_ino) or own.st_size != self._size:
+            raise DamagedFileError(f"{self.path} was changed by another program while in use")
 
     def _lock(self) -> None:
         try:
-            fcntl.flock(self._usable(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._descriptor_to_write(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise PrivacyError(f"{self.path} is in use by another process; two runs cannot share a ledger") from None
 
 
-def _link_new(draft: Path, path: Path) -> None:
+def _link(draft: Path, path: Path) -> None:
     """Give the draft its name. Raises: FileExistsError if the name is taken."""
     try:
         os.link(draft, path)
@@ -154,5 +155,5 @@ def _link_new(draft: Path, path: Path) -> None:
         draft.rename(path)
 
 
-def _exists(path: Path) -> InvalidInputError:
+def _path_exists(path: Path) -> InvalidInputError:
     return InvalidInputError(f"{path} exists; valid: a new path (an existing ledger is opened, never overwritten)")

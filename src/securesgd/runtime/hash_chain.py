@@ -1,4 +1,4 @@
-"""JSON lines sealed in a chain: an edited, deleted, inserted or reordered line cannot go unnoticed.
+"""JSON lines sealed in a chain: an edited, deleted, inserted or reordered line is detected.
 
 A line is a JSON object whose first key is its index and whose last key is
     digest = sha256(digest of the line before + the line's bytes up to its own digest).
@@ -8,14 +8,14 @@ counts.
 The end of the file is the one place where a chain cannot help:
   * Torn end. A crash in the middle of a write leaves a piece of a line without a newline. Nothing was
     acknowledged then: the writer returns, and the caller releases something, only after the whole line is on
-    disk. So a last piece without newline, which begins as the next line would, is set aside. If it is a whole
+    disk. So a last piece without newline, which begins as the next line would, is ignored. If it is a whole
     sealed line that only lacks its newline, it counts (that can only overstate).
-  * Whole lines cut off the end leave a valid, shorter chain. Whoever relies on a line keeps (index, digest)
-    elsewhere — a checkpoint does — and compares. The chain has no secret: it shows accidents and careless
+  * Whole lines cut off the end leave a valid, shorter chain. A reader who relies on a line keeps (index, digest)
+    elsewhere, as a checkpoint does, and compares. The chain has no secret: it shows accidents and careless
     edits, not a forger who recomputes every digest.
 """
 
-__all__ = ["Chain", "sealed", "verified_chain"]
+__all__ = ["Chain", "seal_line", "verify_chain"]
 
 import hashlib
 import json
@@ -33,18 +33,18 @@ _SEAL = b',"digest":"'
 class Chain:
     """The verified lines of a file: their contents and digests, and the bytes they fill.
 
-    `size` is the number of bytes of whole lines; what is beyond it in the file is a torn end. `closed` is
-    False if the last line lacks its newline.
+    `size` is the number of bytes of whole lines; what is beyond it in the file is a torn end (`torn_end`).
+    `has_final_newline` is False if the last line is whole but lacks its newline.
     """
 
     bodies: tuple[dict[str, Any], ...]
     digests: tuple[str, ...]
     size: int
-    closed: bool
-    torn: bool
+    has_final_newline: bool
+    torn_end: bool
 
 
-def sealed(index: int, body: dict[str, Any], previous: str) -> tuple[bytes, str]:
+def seal_line(index: int, body: dict[str, Any], previous: str) -> tuple[bytes, str]:
     """Return the line (with its newline) that holds `body`, and its digest.
 
     Assumes: `body` holds finite numbers, strings, lists and objects, and no key "index" or "digest".
@@ -55,7 +55,7 @@ def sealed(index: int, body: dict[str, Any], previous: str) -> tuple[bytes, str]
     return content + _SEAL + digest.encode("ascii") + b'"}\n', digest
 
 
-def verified_chain(data: bytes, path: Path) -> Chain:
+def verify_chain(data: bytes, path: Path) -> Chain:
     """Return the lines in `data`, each checked against the one before; `path` is for the messages.
 
     Guarantee: the lines are exactly those written, in order, up to a torn end and up to lines cut off the
@@ -67,26 +67,26 @@ def verified_chain(data: bytes, path: Path) -> Chain:
     bodies: list[dict[str, Any]] = []
     digests: list[str] = []
     for index, line in enumerate(pieces):
-        body, digest = _opened(index, line, digests[-1] if digests else "", path)
+        body, digest = _parse_line(index, line, digests[-1] if digests else "", path)
         bodies.append(body)
         digests.append(digest)
-    size, closed, torn = len(data) - len(rest), True, False
+    size, has_final_newline, torn_end = len(data) - len(rest), True, False
     if rest:
         index = len(pieces)
         try:
-            body, digest = _opened(index, rest, digests[-1] if digests else "", path)
+            body, digest = _parse_line(index, rest, digests[-1] if digests else "", path)
         except DamagedFileError:
             if not _begins_line(rest, index):
                 raise
-            torn = True
+            torn_end = True
         else:
             bodies.append(body)
             digests.append(digest)
-            size, closed = len(data), False
-    return Chain(tuple(bodies), tuple(digests), size, closed, torn)
+            size, has_final_newline = len(data), False
+    return Chain(tuple(bodies), tuple(digests), size, has_final_newline, torn_end)
 
 
-def _opened(index: int, line: bytes, previous: str, path: Path) -> tuple[dict[str, Any], str]:
+def _parse_line(index: int, line: bytes, previous: str, path: Path) -> tuple[dict[str, Any], str]:
     """Return content and digest of a line. Raises: DamagedFileError if it is not the next in the chain."""
     content, seal, tail = line.rpartition(_SEAL)
     if not seal or len(tail) != 66 or not tail.endswith(b'"}'):

@@ -12,32 +12,32 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from securesgd.errors import InvalidInputError
 
-_SWITCHES = {  # by kind of device; those a version of torch does not have are as good as not set
+_PRECISION_SETTINGS = {  # by kind of device; those that a version of torch lacks count as not set
     "cpu": ("fp32_precision", "mkldnn.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.matmul.fp32_precision"),
     "cuda": ("fp32_precision", "cuda.matmul.fp32_precision", "cudnn.fp32_precision", "cudnn.conv.fp32_precision"),
 }
 
 
 def require_full_precision(device: str) -> None:
-    """Pass if torch computes float32 in float32 on this kind of device: every bound on rounding here rests on it.
+    """Raise InvalidInputError, naming the setting, unless torch computes float32 in float32 on this kind of device.
 
-    Raises: InvalidInputError with the switch that says otherwise.
+    Every bound on rounding in this package assumes it.
     """
+    import torch
+
     if torch.is_autocast_enabled(device):
         raise InvalidInputError("autocast is on, which computes in a shorter type; run outside of it")
     try:
         precision = torch.get_float32_matmul_precision()
-    except RuntimeError:  # set through the switches below, which say more
+    except RuntimeError:  # set through the settings below, which are checked one by one
         precision = "highest"
     if precision != "highest":
         raise InvalidInputError(
             f"float32_matmul_precision is {precision!r}; valid: 'highest', so that float32 is float32"
         )
-    for name in _SWITCHES.get(device, ()):
+    for name in _PRECISION_SETTINGS.get(device, ()):
         try:
             value = attrgetter(name)(torch.backends)
         except AttributeError:
@@ -50,7 +50,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 
 def keep_memory() -> bool:
-    """Tell glibc to keep freed memory of this process for its next step; return whether it was told.
+    """Tell glibc to keep freed memory of this process for its next step; return whether it accepted.
 
     A training step on the CPU allocates and frees its activations. Past 32 MB glibc hands every buffer back to the
     system, which costs a page fault per 4 kB at the next step: about a quarter of the time of a small network's step

@@ -3,9 +3,11 @@
 Rank 0 alone writes files; all ranks take the same decisions, so that none waits for a rank that stopped.
 """
 
-__all__ = ["Processes"]
+__all__ = ["Processes", "process_group"]
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +17,22 @@ from torch import Tensor
 from securesgd.errors import SecureSGDError
 
 T = TypeVar("T")
+
+
+@contextmanager
+def process_group() -> Iterator["Processes"]:
+    """Within the context this is one of several processes that work together, if torchrun started it as one.
+
+    Yields the processes. A group that exists already is used as it is.
+    """
+    starts = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
+    if starts:
+        dist.init_process_group("gloo")
+    try:
+        yield Processes()
+    finally:
+        if starts:
+            dist.destroy_process_group()
 
 
 class Processes:

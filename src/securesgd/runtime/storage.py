@@ -1,8 +1,8 @@
-"""Every file of this package: written whole or not at all, read within limits, never through somebody else's link.
+"""Files of this package: written whole or not at all, read within limits, never through a symbolic link.
 
-Writing. A file is made under a random name that nobody can have put a link at (O_EXCL, O_NOFOLLOW), synced, and
-renamed. A link that stands where the file goes is replaced; what it points to is not touched. What a killed process
-leaves behind is named `.securesgd-<16 hex digits>.partial`, is never read, and goes with a later write to the folder.
+Writing. A file is written under a random new name (O_EXCL, O_NOFOLLOW), synced, and renamed. A symbolic link at its
+place is replaced; what the link points to is not touched. A killed process leaves `.securesgd-<16 hex digits>.partial`,
+which is never read and is removed by a later write to the folder.
 
 Reading. Only regular files are read (a pipe would block for ever, a device never end), up to a size that no file of
 ours comes near. JSON and TOML are read by one function each, which takes finite numbers of 64 bits, keys that occur
@@ -46,7 +46,7 @@ MAX_TOML = 64 << 10
 MAX_NESTING = 32
 """Levels of lists and objects; ours have six."""
 _LEFTOVER = re.compile(r"\.securesgd-[0-9a-f]{16}\.partial")
-_ABANDONED = 3600.0  # seconds without a write: nobody is at work on it
+_ABANDONED = 3600.0  # seconds without a write after which no process is still writing
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
@@ -95,7 +95,7 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to disk."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -152,7 +152,7 @@ def parse_json(text: str | bytes) -> Any:
         )
     except RecursionError:
         raise ValueError(f"nested deeper than {MAX_NESTING} levels") from None
-    _require_plain(value)
+    _require_limits(value)
     return value
 
 
@@ -176,7 +176,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file. Raises: DamagedFileError, with the file's name, if it is not one."""
     try:
         content = tomllib.loads(read_bytes(path, MAX_TOML).decode("utf-8"))
-        _require_plain(content)
+        _require_limits(content)
     except RecursionError:
         raise DamagedFileError(f"{path} is damaged: not a TOML file: nested deeper than {MAX_NESTING} levels") from None
     except ValueError as error:
@@ -184,8 +184,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     return content
 
 
-def _require_plain(value: Any) -> None:
-    """Pass if numbers are finite and of 64 bits, and nesting is shallow. Raises: ValueError."""
+def _require_limits(value: Any) -> None:
+    """Raise ValueError unless numbers are finite and of 64 bits, and nesting is at most MAX_NESTING levels."""
     level, depth = [value], 0
     while level:
         depth += 1
@@ -216,7 +216,7 @@ def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes left in a folder; a file that somebody is still writing to is younger."""
+    """Remove the drafts of killed processes from a folder; a draft that is still being written is younger."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if is_leftover(Path(entry.name)) and time.time() - entry.stat(follow_symlinks=False).st_mtime > _ABANDONED:

@@ -1,4 +1,4 @@
-"""Rows on disk: the CSV files that code makes and figures are drawn from."""
+"""CSV tables on disk: the rows that certify, attack and reproduce write and that figures are drawn from."""
 
 __all__ = ["read_rows", "write_rows"]
 
@@ -17,12 +17,17 @@ MAX_TABLE = 256 << 20
 _MAX_HEADER = 1 << 16
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows as CSV, whole or not at all. A file there that has other columns is not ours: it stays untouched."""
+def write_rows(path: Path, rows: Sequence[dict[str, Any]], *, replaces: Sequence[str] = ()) -> None:
+    """Write rows as CSV, whole or not at all.
+
+    `replaces` are the columns of an earlier table of ours, which may be replaced although the new one has others.
+    Raises: InvalidInputError if there are no rows; DamagedFileError if a file with other columns is in the way, which
+    stays untouched.
+    """
     if not rows:
         raise InvalidInputError(f"no rows to write to {path}")
     columns = list(rows[0])
-    if path.exists() and _header(path) != columns:
+    if path.exists() and _header(path) not in (columns, list(replaces)):
         raise DamagedFileError(f"{path} exists and is not a table of {', '.join(columns)}; move it away first")
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -48,7 +53,7 @@ def read_rows(path: Path, *, as_text: bool = False, numbers: Sequence[str] = ())
         raise DamagedFileError(f"{path} has other columns than it should, or one of them twice")
     if as_text:
         return rows
-    parsed = [{name: _parsed(cell) for name, cell in row.items()} for row in rows]
+    parsed = [{name: _parse_cell(cell) for name, cell in row.items()} for row in rows]
     for place, row in enumerate(parsed, start=1):
         for name in numbers:
             if not (isinstance(row[name], float) and math.isfinite(row[name])):
@@ -60,13 +65,13 @@ def read_rows(path: Path, *, as_text: bool = False, numbers: Sequence[str] = ())
 def _header(path: Path) -> list[str]:
     try:
         with open_regular(path) as file:
-            first = file.readline(_MAX_HEADER)
-        return next(csv.reader([first.decode("utf-8")]), [])
+            line = file.readline(_MAX_HEADER)
+        return next(csv.reader([line.decode("utf-8")]), [])
     except (csv.Error, UnicodeDecodeError, DamagedFileError):
         return []
 
 
-def _parsed(cell: str) -> Any:
+def _parse_cell(cell: str) -> Any:
     if cell == "":
         return None
     try:

@@ -41,7 +41,7 @@ def save_tensors(path: Path, checkpoint: Checkpoint) -> None:
 
 def load_tensors(path: Path) -> Checkpoint:
     """Return a checkpoint after checking its checksum. Raises: DamagedFileError; the file is left untouched."""
-    open_regular(path).close()  # the library would wait for a pipe
+    open_regular(path).close()  # safetensors would wait for a pipe
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

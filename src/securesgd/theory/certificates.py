@@ -16,11 +16,26 @@ tight      (Φ⁻¹(p) − Φ⁻¹(q))/2: Neyman–Pearson; the largest radius p
 =========  ==========================================================================================================
 
 Choosing ε after seeing p and q is allowed: the mechanism satisfies all pairs (ε, δ(ε)) at once.
+
+`CERTIFICATE_RULES` lists what is computed, stored, summarised and drawn for every certificate. One more row there is
+one more rule everywhere: `CERTIFICATE_RULES["mine"] = CertificateRule(radius=function, is_guarantee=False)`.
 """
 
-__all__ = ["ALL_RULES", "RULES", "as_published_radius", "certified_radius", "radii_by_rule", "whitened_radius"]
+__all__ = [
+    "BUILT_IN_RULES",
+    "CERTIFICATE_RULES",
+    "RULES",
+    "CertificateRule",
+    "as_published_radius",
+    "certified_radius",
+    "radii_by_rule",
+    "rule_caveat",
+    "whitened_radius",
+]
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -32,16 +47,15 @@ from securesgd.theory.gaussian import noise_multiplier
 from securesgd.validate import (
     Array,
     broadcast,
-    closed_probability,
     like_input,
-    nonnegative,
-    open_probability,
-    positive,
+    nonnegative_array,
+    open_probability_array,
+    positive_array,
+    probability_array,
 )
 
 Rule = Literal["classic", "extended", "analytic", "tight"]
 RULES: tuple[str, ...] = get_args(Rule)
-ALL_RULES = (*reversed(RULES), "as-published")
 
 _DOWN = 1 - 1e-12
 _ULP = float(np.finfo(np.float64).eps)
@@ -101,29 +115,103 @@ def certified_radius(
     (`Sensitivity.upper`), and p, q are bounds of this very noisy classifier. `rounding` bounds what the layer as it is
     computed may move besides, in standard deviations.
     """
-    scale = positive("sigma", sigma) / positive("sensitivity", sensitivity)
-    proven = np.asarray(whitened_radius(p, q, rule, delta)) - nonnegative("rounding", rounding)
+    scale = positive_array("sigma", sigma) / positive_array("sensitivity", sensitivity)
+    proven = np.asarray(whitened_radius(p, q, rule, delta)) - nonnegative_array("rounding", rounding)
     return like_input(np.asarray(np.maximum(proven, 0) * scale * _DOWN))
 
 
-def radii_by_rule(p: Array, q: Array, sensitivity: float, published: float, rounding: ArrayLike) -> dict[str, Array]:
-    """Return the radius of each (p, q) by every rule, for noise of one standard deviation.
+@dataclass(frozen=True, kw_only=True)
+class CertificateRule:
+    """How a radius in the units of the input follows from bounds on votes, and whether it is proven."""
 
-    `published` is the Δ that the rule `as-published` takes; that one is no guarantee and knows no rounding.
+    radius: Callable[[Array, Array, float, Array], ArrayLike]
+    """Called with p_lower, q_upper, Δ and rounding; returns a radius >= 0 for each example. Δ is in standard
+    deviations of the noise per unit of input. `rounding`, also in standard deviations, is what the layer as it is
+    computed may move besides."""
+    is_guarantee: bool
+    """Whether the radius is proven. For a rule that is not one of this package, this is the word of who added it."""
+    sensitivity: Literal["proven", "published"] = "proven"
+    """Which Δ the rule takes: the proven upper bound, or the paper's, which is not proven."""
+    style: Mapping[str, Any] = field(default_factory=dict)
+    """The line in plots, as matplotlib's keywords; if empty, plots choose one."""
+
+
+def _certified(rule: Rule, p: Array, q: Array, sensitivity: float, rounding: Array) -> Any:
+    return certified_radius(p, q, sigma=1.0, sensitivity=sensitivity, rule=rule, rounding=rounding)
+
+
+def _as_published(p: Array, q: Array, sensitivity: float, rounding: Array) -> Any:
+    return np.asarray(as_published_radius(p, q)) / sensitivity  # the paper knows no rounding
+
+
+# In the order of the columns of certificates.csv. Colours by Okabe and Ito; what proves nothing is dotted.
+CERTIFICATE_RULES: dict[str, CertificateRule] = {
+    "tight": CertificateRule(
+        radius=partial(_certified, "tight"),
+        is_guarantee=True,
+        style={"color": "#0072B2", "linestyle": "-", "linewidth": 2.2},
+    ),
+    "analytic": CertificateRule(
+        radius=partial(_certified, "analytic"), is_guarantee=True, style={"color": "#009E73", "linestyle": "-"}
+    ),
+    "extended": CertificateRule(
+        radius=partial(_certified, "extended"), is_guarantee=True, style={"color": "#E69F00", "linestyle": "--"}
+    ),
+    "classic": CertificateRule(
+        radius=partial(_certified, "classic"), is_guarantee=True, style={"color": "#CC79A7", "linestyle": "-."}
+    ),
+    "as-published": CertificateRule(
+        radius=_as_published,
+        is_guarantee=False,
+        sensitivity="published",
+        style={"color": "#D55E00", "linestyle": ":"},
+    ),
+}
+BUILT_IN_RULES = tuple(CERTIFICATE_RULES)
+"""The rules of this package; rows that are added to the table later are somebody else's."""
+
+
+def rule_caveat(name: str) -> str:
+    """Return what must be said beside radii by a rule; empty if they are proven.
+
+    A rule that is not in the table came from outside (an import path, or a row added elsewhere): this package can
+    neither prove nor recheck its radii.
     """
+    if name not in CERTIFICATE_RULES:
+        return "from outside, not rechecked, without guarantee"
+    return "" if CERTIFICATE_RULES[name].is_guarantee else "without guarantee"
+
+
+def radii_by_rule(
+    p: ArrayLike,
+    q: ArrayLike,
+    sensitivity: float,
+    published: float,
+    rounding: ArrayLike,
+    rules: Mapping[str, CertificateRule] | None = None,
+) -> dict[str, Array]:
+    """Return the radius of each (p, q) by every rule of the table, or of `rules`, for noise of one standard deviation.
+
+    `published` is the Δ of rules that take the paper's.
+    Raises: InvalidInputError if a rule does not return a radius >= 0 for each pair.
+    """
+    top, other = np.atleast_1d(np.asarray(p, dtype=np.float64)), np.atleast_1d(np.asarray(q, dtype=np.float64))
+    taken = np.atleast_1d(np.asarray(rounding, dtype=np.float64))
     radii: dict[str, Array] = {}
-    for rule in ALL_RULES:
-        if rule == "as-published":
-            radii[rule] = np.atleast_1d(as_published_radius(p, q)) / published
-        else:
-            found = certified_radius(p, q, sigma=1.0, sensitivity=sensitivity, rule=rule, rounding=rounding)  # type: ignore[arg-type]
-            radii[rule] = np.atleast_1d(found)
+    for name, rule in (CERTIFICATE_RULES if rules is None else rules).items():
+        delta = published if rule.sensitivity == "published" else sensitivity
+        radii[name] = np.atleast_1d(np.asarray(rule.radius(top, other, delta, taken), dtype=np.float64))
+        if radii[name].shape != top.shape or not bool((radii[name] >= 0).all()):
+            raise InvalidInputError(
+                f"the certificate rule {name} returned an array of shape {radii[name].shape}, or numbers that are no "
+                f"radii; valid: shape {top.shape}, all >= 0"
+            )
     return radii
 
 
 def _bounds(p: ArrayLike, q: ArrayLike) -> tuple[Array, Array]:
     """Return p and q kept off 1 and 0: a bound that close may be rounding, and would certify an infinite radius."""
-    top, other = broadcast(p=closed_probability("p", p), q=closed_probability("q", q))
+    top, other = broadcast(p=probability_array("p", p), q=probability_array("q", q))
     return np.minimum(top, 1 - _CLOSEST), np.maximum(other, _CLOSEST)
 
 
@@ -144,7 +232,7 @@ def _dp_radius(p: Array, q: Array, inverse: InverseMultiplier, limit: float, del
         if delta is None:
             radius[certified] = _searched(top, other, inverse, limit)
         else:
-            radius[certified] = _at_delta(top, other, inverse, limit, float(open_probability("delta", delta)))
+            radius[certified] = _at_delta(top, other, inverse, limit, float(open_probability_array("delta", delta)))
     return np.asarray(radius[back.ravel()].reshape(p.shape) * _DOWN)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from securesgd.errors import InvalidInputError
-from securesgd.validate import finite, open_probability
+from securesgd.validate import finite_array, open_probability_array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ def paired_t_test(ours: ArrayLike, theirs: ArrayLike, failure_prob: float = 0.05
     """
     from scipy.stats import ttest_rel  # half a second to load
 
-    a, b = finite("ours", ours), finite("theirs", theirs)
-    alpha = float(open_probability("failure_prob", failure_prob))
+    a, b = finite_array("ours", ours), finite_array("theirs", theirs)
+    alpha = float(open_probability_array("failure_prob", failure_prob))
     if a.ndim != 1 or a.shape != b.shape or a.size < 2:
         raise InvalidInputError(f"a paired test needs two lists of equal length >= 2, got {a.shape} and {b.shape}")
     difference = a - b

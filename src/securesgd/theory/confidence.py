@@ -29,11 +29,11 @@ from securesgd.errors import InvalidInputError
 from securesgd.validate import (
     Array,
     broadcast,
-    closed_probability,
     like_input,
-    nonnegative,
-    open_probability,
-    positive,
+    nonnegative_array,
+    open_probability_array,
+    positive_array,
+    probability_array,
 )
 
 _ROUNDING = 1e-12
@@ -45,10 +45,10 @@ def hoeffding_bounds(means: ArrayLike, draws: ArrayLike, failure_prob: float) ->
     Guarantee: with probability >= 1 − failure_prob all classes are inside at once, so the top class may be read off
     the same means. Reference: Hoeffding 1963, Theorem 1, with a union bound over classes and sides.
     """
-    mean = closed_probability("means", means)
+    mean = probability_array("means", means)
     if mean.ndim == 0:
         raise InvalidInputError("means must have the classes along its last axis, got a single number")
-    n, alpha = _draws(draws), open_probability("failure_prob", failure_prob)
+    n, alpha = _draws(draws), open_probability_array("failure_prob", failure_prob)
     if np.any(n < 1):
         raise InvalidInputError(f"draws must be >= 1, got {np.min(n):g}")
     half_width = np.sqrt(np.log(2 * mean.shape[-1] / alpha) / (2 * n)) + _ROUNDING
@@ -91,7 +91,7 @@ def anytime_log_evidence(
     beta-binomial mixture).
     """
     s, n = _total(total, draws)
-    m, a, b = closed_probability("mean", mean), positive("prior", prior[0]), positive("prior", prior[1])
+    m, a, b = probability_array("mean", mean), positive_array("prior", prior[0]), positive_array("prior", prior[1])
     return like_input(np.asarray(_mixture(s, n, a, b) - _log_likelihood(s, n, m)))
 
 
@@ -106,9 +106,9 @@ def anytime_bounds(
     Guarantee: with probability >= 1 − failure_prob the expected value is inside the bounds at all numbers of draws
     simultaneously, both sides together. No draws give (0, 1). `prior`: see `anytime_log_evidence`.
     """
-    alpha = float(open_probability("failure_prob", failure_prob))
+    alpha = float(open_probability_array("failure_prob", failure_prob))
     s, n = _total(total, draws)
-    a, b = positive("prior", prior[0]), positive("prior", prior[1])
+    a, b = positive_array("prior", prior[0]), positive_array("prior", prior[1])
     s, n, a, b = broadcast(total=s, draws=n, a=a, b=b)
     centre = np.divide(s, n, out=np.full(np.shape(s), 0.5), where=n > 0)
     threshold = -np.log(alpha) + 1e-9 + 2e-14 * (n + a + b)  # rounding of betaln, which grows with the counts
@@ -134,14 +134,14 @@ def _log_likelihood(s: Array, n: Array, m: Array) -> Array:
 
 
 def _draws(draws: ArrayLike) -> Array:
-    n = nonnegative("draws", draws)
+    n = nonnegative_array("draws", draws)
     if np.any(n != np.floor(n)):
         raise InvalidInputError("draws must be whole numbers")
     return n
 
 
 def _total(total: ArrayLike, draws: ArrayLike) -> tuple[Array, Array]:
-    s, n = broadcast(total=nonnegative("total", total), draws=_draws(draws))
+    s, n = broadcast(total=nonnegative_array("total", total), draws=_draws(draws))
     if np.any(s > n * (1 + 1e-6)):
         raise InvalidInputError(
             f"total of values in [0, 1] cannot exceed the number of draws, got {np.max(s - n):g} more"
@@ -153,7 +153,7 @@ def _counts(successes: ArrayLike, draws: ArrayLike, failure_prob: ArrayLike) -> 
     k, n, alpha = broadcast(
         successes=_draws(successes),
         draws=_draws(draws),
-        failure_prob=open_probability("failure_prob", failure_prob),
+        failure_prob=open_probability_array("failure_prob", failure_prob),
     )
     if np.any(k > n) or np.any(n < 1):
         raise InvalidInputError("successes must be between 0 and draws, and draws >= 1")
@@ -169,9 +169,9 @@ def wilson_interval(successes: ArrayLike, n: ArrayLike, failure_prob: ArrayLike 
     Reference: Wilson 1927; Brown, Cai & DasGupta 2001, Eq. 4.
     """
     k, total, alpha = broadcast(
-        successes=nonnegative("successes", successes),
-        n=nonnegative("n", n),
-        failure_prob=open_probability("failure_prob", failure_prob),
+        successes=nonnegative_array("successes", successes),
+        n=nonnegative_array("n", n),
+        failure_prob=open_probability_array("failure_prob", failure_prob),
     )
     if np.any(total < 1) or np.any(k > total):
         raise InvalidInputError("successes must be between 0 and n, and n >= 1")

@@ -32,7 +32,7 @@ from numpy.typing import ArrayLike
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri, ndtri_exp
 
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.validate import Array, broadcast, like_input, nonnegative, open_probability, positive
+from securesgd.validate import Array, broadcast, like_input, nonnegative_array, open_probability_array, positive_array
 
 Mechanism = Literal["classic", "extended", "analytic"]
 MECHANISMS: tuple[str, ...] = get_args(Mechanism)
@@ -53,8 +53,8 @@ def noise_multiplier(epsilon: ArrayLike, delta: ArrayLike, mechanism: Mechanism 
     """
     _check_mechanism(mechanism)
     eps, dlt = broadcast(
-        epsilon=(nonnegative if mechanism == "analytic" else positive)("epsilon", epsilon),
-        delta=open_probability("delta", delta),
+        epsilon=(nonnegative_array if mechanism == "analytic" else positive_array)("epsilon", epsilon),
+        delta=open_probability_array("delta", delta),
     )
     if mechanism == "classic":
         _require_classic_epsilon(eps)
@@ -73,8 +73,8 @@ def epsilon_from(noise_multiplier: ArrayLike, delta: ArrayLike, mechanism: Mecha
     """
     _check_mechanism(mechanism)
     c, dlt = broadcast(
-        noise_multiplier=positive("noise_multiplier", noise_multiplier),
-        delta=open_probability("delta", delta),
+        noise_multiplier=positive_array("noise_multiplier", noise_multiplier),
+        delta=open_probability_array("delta", delta),
     )
     if mechanism == "classic":
         eps = np.sqrt(2 * (np.log(1.25) - np.log(dlt))) / c
@@ -99,8 +99,8 @@ def delta_from(noise_multiplier: ArrayLike, epsilon: ArrayLike, mechanism: Mecha
     """
     _check_mechanism(mechanism)
     c, eps = broadcast(
-        noise_multiplier=positive("noise_multiplier", noise_multiplier),
-        epsilon=(nonnegative if mechanism == "analytic" else positive)("epsilon", epsilon),
+        noise_multiplier=positive_array("noise_multiplier", noise_multiplier),
+        epsilon=(nonnegative_array if mechanism == "analytic" else positive_array)("epsilon", epsilon),
     )
     if mechanism == "classic":
         _require_classic_epsilon(eps)

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
 from securesgd.errors import InvalidInputError
-from securesgd.validate import Array, finite, whole_number
+from securesgd.validate import Array, finite_array, validate_count
 
 
 class LinearMap(Protocol):
@@ -117,15 +117,15 @@ class Convolution:
     groups: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kernel", finite("kernel", self.kernel))
+        object.__setattr__(self, "kernel", finite_array("kernel", self.kernel))
         object.__setattr__(self, "input_shape", tuple(int(n) for n in self.input_shape))
         for name, minimum in (("stride", 1), ("padding", 0), ("dilation", 1)):
             value = getattr(self, name)
             pair = (value, value) if np.isscalar(value) else tuple(value)
             if len(pair) != 2:
                 raise InvalidInputError(f"{name} must be a number or a pair, got {value!r}")
-            object.__setattr__(self, name, tuple(whole_number(name, v, minimum) for v in pair))
-        whole_number("groups", self.groups, 1)
+            object.__setattr__(self, name, tuple(validate_count(name, v, minimum) for v in pair))
+        validate_count("groups", self.groups, 1)
         if self.kernel.ndim != 4 or self.kernel.size == 0:
             raise InvalidInputError(f"kernel must have shape (out, in/groups, height, width), got {self.kernel.shape}")
         if len(self.input_shape) != 3 or min(self.input_shape) < 1:
@@ -264,9 +264,9 @@ def as_linear_map(query: "LinearMap | ArrayLike | sp.sparray") -> LinearMap:
         return query
     if sp.issparse(query):
         values = sp.csr_array(query, dtype=np.float64)
-        finite("matrix", values.data)
+        finite_array("matrix", values.data)
     else:
-        dense = finite("matrix", query)  # type: ignore[arg-type]
+        dense = finite_array("matrix", query)  # type: ignore[arg-type]
         if dense.ndim != 2 or dense.size == 0:
             raise InvalidInputError(f"a linear query must be a matrix (outputs × inputs), got shape {dense.shape}")
         values = sp.csr_array(dense)

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtrc, betainc
 
 from securesgd.errors import InvalidInputError
-from securesgd.validate import Array, broadcast, like_input, nonnegative, open_probability, whole_number
+from securesgd.validate import Array, broadcast, like_input, nonnegative_array, open_probability_array, validate_count
 
 
 def ahead_log_p_value(first: ArrayLike, second: ArrayLike) -> Array:
@@ -17,7 +17,7 @@ def ahead_log_p_value(first: ArrayLike, second: ArrayLike) -> Array:
     classes: given that a draw goes to one of the two, it goes to the first with probability at most ½. No votes: 0.
     Reference: the conditional (sign) test; Cohen et al. 2019, Appendix B, for noisy classifiers.
     """
-    k, other = broadcast(first=nonnegative("first", first), second=nonnegative("second", second))
+    k, other = broadcast(first=nonnegative_array("first", first), second=nonnegative_array("second", second))
     if np.any(k != np.floor(k)) or np.any(other != np.floor(other)):
         raise InvalidInputError("votes must be whole numbers")
     with np.errstate(divide="ignore"):
@@ -31,7 +31,7 @@ def proven_ahead(first: ArrayLike, second: ArrayLike, failure_prob: ArrayLike) -
     Guarantee: where it is not, the answer is True with probability at most failure_prob. Assumes: independent draws;
     classes that were not chosen by these votes, or failure_prob divided by the number of choices.
     """
-    alpha = open_probability("failure_prob", failure_prob)
+    alpha = open_probability_array("failure_prob", failure_prob)
     return np.asarray(np.asarray(ahead_log_p_value(first, second)) <= np.log(alpha))
 
 
@@ -40,8 +40,11 @@ def allowed_failures(claims: int, failure_prob: float, level: float = 1e-3) -> i
 
     More than this has probability at most `level` if the claims are independent: then something else is wrong.
     """
-    whole_number("claims", claims, 0)
-    alpha, least = float(open_probability("failure_prob", failure_prob)), float(open_probability("level", level))
+    validate_count("claims", claims, 0)
+    alpha, least = (
+        float(open_probability_array("failure_prob", failure_prob)),
+        float(open_probability_array("level", level)),
+    )
     count = 0
     while count < claims and bdtrc(count, claims, alpha) > least:
         count += 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.theory.gaussian import MECHANISMS, delta_from, epsilon_from, noise_multiplier
-from securesgd.validate import positive
+from securesgd.validate import positive_array
 
 
 def noise_rows(
@@ -28,8 +28,8 @@ def noise_rows(
         raise InvalidInputError(f"unknown mechanism {mechanism!r}: {nearest(mechanism, (*MECHANISMS, 'all'))}")
     if bool(epsilon) + bool(delta) + bool(sigma) != 2:
         raise InvalidInputError("give two of epsilon, delta and sigma; the third is the answer")
-    width = float(positive("sensitivity", sensitivity))
-    positive("epsilon", list(epsilon))
+    width = float(positive_array("sensitivity", sensitivity))
+    positive_array("epsilon", list(epsilon))
     rows = []
     names = MECHANISMS if mechanism == "all" else (mechanism,)
     given: list[Sequence[float | None]] = [values or [None] for values in (epsilon, delta, sigma)]
@@ -49,7 +49,7 @@ def _answer(eps: Any, dlt: Any, std: Any, width: float, mechanism: Any) -> dict[
     if std is None:
         multiplier = noise_multiplier(eps, dlt, mechanism)
         return {"noise_multiplier": multiplier, "sigma": multiplier * width}
-    multiplier = float(positive("sigma", std)) / width
+    multiplier = float(positive_array("sigma", std)) / width
     if eps is None:
         return {"noise_multiplier": multiplier, "epsilon": epsilon_from(multiplier, dlt, mechanism)}
     return {"noise_multiplier": multiplier, "delta": delta_from(multiplier, eps, mechanism)}

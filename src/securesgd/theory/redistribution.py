@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.validate import Array, finite, nonnegative, positive, whole_number
+from securesgd.validate import Array, finite_array, nonnegative_array, positive_array, validate_count
 
 Direction = Literal["vulnerable", "inverse"]
 _SUM_TOLERANCE = 1e-6
@@ -20,7 +20,7 @@ _SUM_TOLERANCE = 1e-6
 
 def validated(r: ArrayLike, size: int | None = None) -> Array:
     """Return r as a float64 vector, or raise InvalidInputError: all r_k > 0, Σ r_k = 1 (to 1e-6), right length."""
-    vector = finite("r", r).copy()
+    vector = finite_array("r", r).copy()
     if vector.ndim != 1 or vector.size == 0:
         raise InvalidInputError(f"r must be a non-empty vector, got shape {vector.shape}")
     if size is not None and vector.size != size:
@@ -37,14 +37,14 @@ def validated(r: ArrayLike, size: int | None = None) -> Array:
 
 def uniform(size: int) -> Array:
     """Return r_k = 1/K: the ordinary Gaussian mechanism."""
-    size = whole_number("size", size, 1)
+    size = validate_count("size", size, 1)
     return np.full(size, 1 / size)
 
 
 def component_std(r: ArrayLike, sigma: float) -> Array:
     """Return the standard deviation of each component's noise, σ·√(K r_k)."""
     vector = validated(r)
-    return np.asarray(positive("sigma", sigma) * np.sqrt(vector.size * vector))
+    return np.asarray(positive_array("sigma", sigma) * np.sqrt(vector.size * vector))
 
 
 def mix_with_uniform(r: ArrayLike, floor: float) -> Array:
@@ -52,7 +52,7 @@ def mix_with_uniform(r: ArrayLike, floor: float) -> Array:
 
     `r` may have zeros here if floor > 0; the result is always valid.
     """
-    vector, share = nonnegative("r", r), float(nonnegative("floor", floor))
+    vector, share = nonnegative_array("r", r), float(nonnegative_array("floor", floor))
     if share > 1:
         raise InvalidInputError(f"floor must be in [0, 1] (the even share is 1), got {share:g}")
     return validated((1 - share) * vector + share / vector.size)
@@ -69,13 +69,13 @@ def from_scores(
     """
     if direction not in get_args(Direction):
         raise InvalidInputError(f"unknown direction {direction!r}: {nearest(direction, get_args(Direction))}")
-    floor = float(positive("floor", floor))
-    raw = nonnegative("scores", scores)
+    floor = float(positive_array("floor", floor))
+    raw = nonnegative_array("scores", scores)
     if raw.ndim != 1 or raw.size == 0:
         raise InvalidInputError(f"scores must be a non-empty vector, got shape {raw.shape}")
     if raw.max() == 0:
         return uniform(raw.size)
-    powered = (raw / raw.max()) ** float(nonnegative("beta", beta))
+    powered = (raw / raw.max()) ** float(nonnegative_array("beta", beta))
     shares = mix_with_uniform(powered / powered.sum(), floor)
     if direction == "inverse":
         shares = 1 / shares
@@ -85,5 +85,5 @@ def from_scores(
 
 def expand_channels(r: ArrayLike, positions: int) -> Array:
     """Return the per-unit r of a layer laid out channel by channel: each channel's share split over its positions."""
-    positions = whole_number("positions", positions, 1)
+    positions = validate_count("positions", positions, 1)
     return np.repeat(validated(r) / positions, positions)

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from securesgd.errors import InvalidInputError, nearest
-from securesgd.privacy.accounting import Adjacency, accountant_checked
+from securesgd.privacy.accounting import Adjacency, validate_accountant
 from securesgd.validate import (
-    count_checked,
-    delta_checked,
-    noise_multiplier_checked,
-    positive_checked,
-    sampling_rate_checked,
-    types_checked,
+    validate_count,
+    validate_delta,
+    validate_noise_multiplier,
+    validate_positive,
+    validate_sampling_rate,
+    validate_types,
 )
 
 Optimizer = Literal["sgd", "adam"]
@@ -73,9 +73,9 @@ class TrainingSettings:
     checkpoint_steps: int = 50
 
     def __post_init__(self) -> None:
-        types_checked(self)
-        delta_checked(self.delta)
-        accountant_checked(self.accountant)
+        validate_types(self)
+        validate_delta(self.delta)
+        validate_accountant(self.accountant)
         if not self.private and (self.epsilon is not None or self.noise_multiplier is not None):
             raise InvalidInputError(
                 "epsilon and noise_multiplier are for private training, and this method is not: leave them out"
@@ -83,24 +83,24 @@ class TrainingSettings:
         if self.private and self.epsilon is None and self.noise_multiplier is None:
             raise InvalidInputError("give epsilon (the noise is calibrated to it) or noise_multiplier, got neither")
         if self.epsilon is not None:
-            positive_checked("epsilon", self.epsilon)
+            validate_positive("epsilon", self.epsilon)
         if self.noise_multiplier is not None:
-            noise_multiplier_checked(self.noise_multiplier)
+            validate_noise_multiplier(self.noise_multiplier)
         for name in ("batch_size", "block_steps", "checkpoint_steps"):
-            count_checked(name, getattr(self, name), at_least=1)
-        count_checked("steps", self.steps, at_least=1, at_most=MAX_STEPS)
-        count_checked("copies", self.copies, at_least=1, at_most=MAX_COPIES)
+            validate_count(name, getattr(self, name), at_least=1)
+        validate_count("steps", self.steps, at_least=1, at_most=MAX_STEPS)
+        validate_count("copies", self.copies, at_least=1, at_most=MAX_COPIES)
         if self.sampling_rate is not None and self.population is not None:
             raise InvalidInputError("give sampling_rate or population, not both: the population sets the sampling rate")
         if self.sampling_rate is not None:
-            sampling_rate_checked(self.sampling_rate)
+            validate_sampling_rate(self.sampling_rate)
         if self.population is not None:
-            count_checked("population", self.population, at_least=self.batch_size)
+            validate_count("population", self.population, at_least=self.batch_size)
         if self.micro_batch is not None:
-            count_checked("micro_batch", self.micro_batch, at_least=1)
-        count_checked("warmup_steps", self.warmup_steps, at_least=0)
+            validate_count("micro_batch", self.micro_batch, at_least=1)
+        validate_count("warmup_steps", self.warmup_steps, at_least=0)
         for name in ("max_grad_norm", "learning_rate"):
-            if positive_checked(name, getattr(self, name)) > LARGEST:
+            if validate_positive(name, getattr(self, name)) > LARGEST:
                 raise InvalidInputError(f"{name} is {getattr(self, name)!r}; valid: a number > 0, up to {LARGEST:g}")
         for name in ("momentum", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:

@@ -1,0 +1,21 @@
+"""Numbers shortened for people to read: a printed epsilon or sigma is never smaller than the computed one."""
+
+__all__ = ["round_up"]
+
+import math
+from decimal import ROUND_CEILING, Context, Decimal
+
+
+def round_up(value: float, *, decimals: int | None = None, digits: int = 6) -> float:
+    """Return the smallest number >= `value` with so many decimals, or if not given so many significant digits.
+
+    Guarantee: the result is >= `value`, so a bound stays one when it is rounded; format it with as many digits.
+    Infinity and NaN are returned as they are.
+    """
+    if value == 0 or not math.isfinite(value):
+        return value
+    exact = Decimal(repr(float(value)))  # the shortest decimal that is this float: 100.04 stays 100.04
+    kept = exact.adjusted() + 1 + decimals if decimals is not None else digits
+    if kept > 0:
+        return float(Context(prec=kept, rounding=ROUND_CEILING).plus(exact))
+    return 10.0 ** -(decimals or 0) if value > 0 else 0.0
