@@ -46,7 +46,7 @@ def make_turn(contender: str, net: str) -> tuple[Callable[[], None], int]:
     from securesgd.certificates.votes import draws_per_pass, stream_of
     from securesgd.models.networks import network
     from securesgd.models.noisy import NoisyNetwork
-    from securesgd.models.split_network import CutNetwork
+    from securesgd.models.split_network import SplitNetwork
 
     torch.manual_seed(0)
     model = NoisyNetwork(network(net, SHAPE, 10), SHAPE, place=NETS[net])  # type: ignore[arg-type]
@@ -59,15 +59,15 @@ def make_turn(contender: str, net: str) -> tuple[Callable[[], None], int]:
         settings = CertifySettings(norm="l2", draws=DRAWS[net], selection_draws=SELECTION, seed=0)
         return lambda: certify(model, inputs, settings, indices=indices, sensitivity=bound) and None, EXAMPLES
     if contender == "rest":
-        cut = CutNetwork(model)
-        rows = draws_per_pass(cut)
+        split = SplitNetwork(model)
+        rows = draws_per_pass(split)
         with torch.inference_mode():
-            h = cut.clean(inputs[:1]) + cut.spread(torch.randn(rows, *cut.noise_shape))
+            h = split.clean(inputs[:1]) + split.spread(torch.randn(rows, *split.noise_shape))
 
         @torch.inference_mode()
         def rest() -> None:
             for _ in range(PLAIN_EXAMPLES * (DRAWS[net] + SELECTION) // rows):
-                cut.outputs(h)
+                split.outputs(h)
 
         return rest, PLAIN_EXAMPLES
     if contender == "plain-channels-last":

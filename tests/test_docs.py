@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from securesgd.baselines.adlm.settings import AdlmSettings
+from securesgd.baselines.adlm.budget import AdlmSettings
 from securesgd.config import RobustnessSettings, RunConfig
 from securesgd.training.settings import TrainingSettings
 

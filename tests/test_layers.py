@@ -46,7 +46,7 @@ NO_TORCH = (
 KNOWN_TORCH = {"attacks/settings.py"}
 
 LONGEST, SHORTEST = 400, 40
-KNOWN_LONG = {"clipping/separation.py", "models/input_path.py"}
+KNOWN_LONG: set[str] = set()
 SHORT = {
     "attacks/streams.py": "all randomness of attacks and of their measurement",
     "cli/app.py": "the typer application that every command registers with",

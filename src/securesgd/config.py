@@ -20,7 +20,7 @@ from typing import Any, get_args
 
 import tomli_w
 
-from securesgd.baselines.adlm.settings import AdlmSettings
+from securesgd.baselines.adlm.budget import AdlmSettings
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.methods import method
 from securesgd.models.noisy import Place

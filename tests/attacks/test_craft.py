@@ -88,12 +88,12 @@ def test_a_targeted_attack_reaches_its_target(plain, noisy, images):
         found = craft(model, *images, settings)
         votes = vote_counts(model, found.images, 200, torch.Generator().manual_seed(5)).argmax(1)
         assert float((votes == 3).float().mean()) > 0.9
-        assert found.aims.eq(3).all()
+        assert found.labels.eq(3).all()
 
 
 def test_chosen_targets_are_not_the_label(plain, images):
-    least = craft(plain, *images, attack_settings("fgsm", 0.1, target="least-likely")).aims
-    second = craft(plain, *images, attack_settings("fgsm", 0.1, target="runner-up")).aims
+    least = craft(plain, *images, attack_settings("fgsm", 0.1, target="least-likely")).labels
+    second = craft(plain, *images, attack_settings("fgsm", 0.1, target="runner-up")).labels
     assert not least.eq(images[1]).any()
     assert not second.eq(images[1]).any()
     with torch.no_grad():

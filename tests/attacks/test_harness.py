@@ -9,7 +9,7 @@ import torch
 from securesgd.attacks import harness
 from securesgd.attacks.ball import sizes
 from securesgd.attacks.craft import craft
-from securesgd.attacks.harness import attack_examples, clean_votes, clipped
+from securesgd.attacks.harness import attack_examples, clean_votes, clip_to_budget
 from securesgd.attacks.robust_accuracy import COLUMNS
 from securesgd.attacks.settings import attack_settings
 from securesgd.models.predict import vote_counts
@@ -27,8 +27,8 @@ def cheating(change):
     """Return an attack that does its work and then changes its images."""
 
     def attack(model, inputs, labels, settings, **rest):
-        made = craft(model, inputs, labels, settings, **rest)
-        return replace(made, images=change(made.images, inputs), believes=torch.ones_like(made.believes))
+        crafted = craft(model, inputs, labels, settings, **rest)
+        return replace(crafted, images=change(crafted.images, inputs), broken_by=["fgsm"] * len(inputs))
 
     return attack
 
@@ -52,7 +52,7 @@ def test_pixels_out_of_range_and_nonsense_are_put_right(few):
     claimed[0, 0, 0, 0] = torch.nan
     claimed[1] = -5
     claimed[2] = torch.inf
-    images, outside = clipped(claimed, inputs, attack_settings("fgsm", 0.1))
+    images, outside = clip_to_budget(claimed, inputs, attack_settings("fgsm", 0.1))
     assert outside == 3
     assert torch.equal(images[0], inputs[0])
     assert torch.equal(images[2], inputs[2])

@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from securesgd.baselines.adlm.network import AdlmNetwork, seen_shape
-from securesgd.baselines.adlm.settings import AdlmSettings
+from securesgd.baselines.adlm.budget import AdlmSettings
+from securesgd.baselines.adlm.network import AdlmNetwork, cropped_shape
 from securesgd.errors import InvalidInputError
 from securesgd.models.networks import network
 
@@ -16,7 +16,7 @@ NOISE = ("input_scale", "input_noise", "loss_noise", "key", "draws")
 def adlm_network(name="digits-cnn", shape=(1, 8, 8), batch_size=500, shares=None, **changes):
     settings = AdlmSettings(**{"epsilon": 8.0} | changes)
     torch.manual_seed(0)
-    model = AdlmNetwork(network(name, seen_shape(shape, settings), 10, settings.hidden), shape, settings)
+    model = AdlmNetwork(network(name, cropped_shape(shape, settings), 10, settings.hidden), shape, settings)
     beta = np.ones(tuple(model.input_scale.shape)) if shares is None else shares
     model.set_noise(beta, batch_size, np.random.default_rng(1))
     return model
@@ -190,7 +190,7 @@ def test_the_next_draws_follow_from_the_saved_state():
         (lambda: AdlmSettings(signed="yes"), "signed is 'yes'"),
         (lambda: AdlmSettings(relevance_offset=1), "relevance_offset is 1"),
         (lambda: adlm_network(crop=9), "crop is 9 but images are 8×8"),
-        (lambda: seen_shape((64,), AdlmSettings()), r"adlm needs images, .* got inputs of shape \(64,\)"),
+        (lambda: cropped_shape((64,), AdlmSettings()), r"adlm needs images, .* got inputs of shape \(64,\)"),
     ],
 )
 def test_bad_settings_are_one_clear_line(call, message):

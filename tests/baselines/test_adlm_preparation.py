@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from securesgd.baselines.adlm.network import AdlmNetwork
-from securesgd.baselines.adlm.preparation import mean_relevance, pretrained
+from securesgd.baselines.adlm.preparation import mean_relevance, pretrain_network
+from securesgd.build import build_model
 from securesgd.config import RunConfig, run_config
 from securesgd.data.load import load
 from securesgd.errors import InvalidInputError
 from securesgd.models.predict import accuracy
 from securesgd.privacy import Ledger, UnprotectedRelease
-from securesgd.run import build_model, load_run, train_run
-from securesgd.training.examples import examples_of
+from securesgd.run import load_run
+from securesgd.run_training import train_run
+from securesgd.training.examples import as_examples
 from tests.command_line import run, run_here
 
 from .test_adlm_network import NOISE
@@ -33,9 +35,9 @@ def weights(model):
 
 def test_the_statement_says_not_guaranteed_and_why(tmp_path):
     result = train_run(quick(epsilon=1.5), tmp_path / "run")
-    assert not result.statement.guaranteed
-    assert result.statement.epsilon == float("inf")
-    words = result.statement.in_words
+    assert not result.privacy.guaranteed
+    assert result.privacy.epsilon == float("inf")
+    words = result.privacy.in_words
     for part in ("not guaranteed", "guarantee not endorsed", "claims epsilon = 1.5", "act on each noisy example",
                  "no composition is counted", "trained on the private data without noise",
                  "smallest and largest", "read the private data without noise"):  # fmt: skip
@@ -52,7 +54,7 @@ def test_it_learns_when_the_noise_is_small_and_the_loaded_model_has_no_noise(tmp
     config = run_config("digits", "adlm", epsilon=1e5, noise_seed=0, steps=150)
     result = train_run(config, tmp_path / "run")
     assert result.test_accuracy > 0.85
-    _, model = load_run(tmp_path / "run")
+    model = load_run(tmp_path / "run").model
     assert isinstance(model, AdlmNetwork)
     assert not any(getattr(model, name).any() for name in NOISE)
     assert accuracy(model, result.data.test_inputs, result.data.test_targets) == result.test_accuracy
@@ -64,7 +66,7 @@ def test_a_resumed_run_ends_with_the_same_bits(stop, tmp_path):
     config = quick(checkpoint_steps=4, epsilon=40.0)
     whole = train_run(config, tmp_path / "whole")
 
-    def interrupt(report, _):
+    def interrupt(report):
         if report.step == stop:
             raise KeyboardInterrupt
 
@@ -95,8 +97,8 @@ def test_pretraining_learns_and_leaves_the_model_alone():
     config, data = quick(pretrain_steps=300), load("digits")
     model = build_model(config, data.input_shape, 10)
     assert isinstance(model, AdlmNetwork)
-    before, examples = weights(model), examples_of((data.train_inputs, data.train_targets))
-    trained = pretrained(model, examples, np.random.default_rng(0))
+    before, examples = weights(model), as_examples((data.train_inputs, data.train_targets))
+    trained = pretrain_network(model, examples, np.random.default_rng(0))
     assert torch.equal(weights(model), before)
     assert accuracy(trained, data.test_inputs, data.test_targets) > 0.9
     mean = mean_relevance(trained, model, examples, np.random.default_rng(0))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from securesgd.baselines.adlm.relevance import propagated_relevance
+from securesgd.baselines.adlm.relevance import propagate_relevance
 from securesgd.errors import InvalidInputError
 from securesgd.models.networks import network
 
@@ -55,7 +55,7 @@ def tiny_network(bias=True, activation=nn.ReLU):
 @pytest.mark.parametrize("epsilon", [1.0, 0.01])
 def test_against_the_slow_reference(activation, epsilon):
     model, inputs = tiny_network(activation=activation), torch.randn(3, 2, 4, 4, dtype=torch.float64)
-    found = propagated_relevance(model, inputs, epsilon)
+    found = propagate_relevance(model, inputs, epsilon)
     with torch.no_grad():
         for x, relevance in zip(inputs, found, strict=True):
             assert torch.allclose(relevance, slow_relevance(list(model), x, epsilon), atol=1e-12)
@@ -65,9 +65,9 @@ def test_relevance_is_conserved_up_to_epsilon_and_bias():
     inputs = torch.randn(5, 2, 4, 4, dtype=torch.float64)
     model = tiny_network(bias=False, activation=nn.Tanh)
     outputs = model(inputs).sum(dim=1)
-    exact = propagated_relevance(model, inputs, 1e-12).sum(dim=(1, 2, 3))
+    exact = propagate_relevance(model, inputs, 1e-12).sum(dim=(1, 2, 3))
     assert torch.allclose(exact, outputs, atol=1e-6)
-    absorbed = propagated_relevance(model, inputs, 1.0).sum(dim=(1, 2, 3))
+    absorbed = propagate_relevance(model, inputs, 1.0).sum(dim=(1, 2, 3))
     assert not torch.allclose(absorbed, outputs, atol=1e-3)  # epsilon = 1 keeps a part for itself
 
 
@@ -75,7 +75,7 @@ def test_a_pixel_that_is_not_used_has_no_relevance():
     model = nn.Sequential(nn.Flatten(), nn.Linear(9, 2)).eval()
     with torch.no_grad():
         model[1].weight[:, 4] = 0
-    relevance = propagated_relevance(model, torch.rand(6, 1, 3, 3))
+    relevance = propagate_relevance(model, torch.rand(6, 1, 3, 3))
     assert relevance.shape == (6, 1, 3, 3)
     assert (relevance[:, 0, 1, 1] == 0).all()
     assert (relevance[:, 0, 0, 0] != 0).all()
@@ -86,7 +86,7 @@ def test_our_networks_have_rules_throughout(name):
     shape = (3, 20, 20)
     model = network(name, shape, 10, hidden=30).eval()
     before = [p.clone() for p in model.parameters()]
-    relevance = propagated_relevance(model, torch.rand(2, *shape))
+    relevance = propagate_relevance(model, torch.rand(2, *shape))
     assert relevance.shape == (2, *shape)
     assert torch.isfinite(relevance).all()
     assert relevance.abs().sum() > 0
@@ -95,6 +95,6 @@ def test_our_networks_have_rules_throughout(name):
 
 def test_unknown_layers_and_training_mode_are_refused():
     with pytest.raises(InvalidInputError, match="no relevance rule for the layer GELU"):
-        propagated_relevance(nn.Sequential(nn.Linear(2, 2), nn.GELU()).eval(), torch.rand(1, 2))
+        propagate_relevance(nn.Sequential(nn.Linear(2, 2), nn.GELU()).eval(), torch.rand(1, 2))
     with pytest.raises(InvalidInputError, match="eval mode"):
-        propagated_relevance(nn.Sequential(nn.Linear(2, 2)), torch.rand(1, 2))
+        propagate_relevance(nn.Sequential(nn.Linear(2, 2)), torch.rand(1, 2))

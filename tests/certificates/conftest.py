@@ -9,7 +9,7 @@ from securesgd.config import run_config
 from securesgd.data.load import load
 from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.run import train_run
+from securesgd.run_training import train_run
 
 
 @pytest.fixture(scope="session")

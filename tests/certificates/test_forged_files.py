@@ -41,7 +41,7 @@ def folder(made, tmp_path):
 
 
 def certify_examples(folder, settings=SETTINGS, norms=("linf",), examples=24, **options):
-    _, model = load_run(folder)
+    model = load_run(folder).model
     data = load("digits")
     return certify_run(
         folder, model, data.test_inputs, data.test_targets, norms, settings, examples=examples, **options
@@ -146,7 +146,7 @@ def test_a_record_that_states_a_smaller_sensitivity_with_radii_that_fit_is_refus
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("change", ["upper", "lower", "direction", "proof", "no direction", "no numbers", "step"])
 def test_a_forged_proof_proves_nothing(norm, change, folder):
-    _, model = load_run(folder)
+    model = load_run(folder).model
     path = folder / SENSITIVITIES
     exact = known_sensitivity(model, norm, path, again=True)
     stored = json.loads(path.read_text())

@@ -15,7 +15,8 @@ from securesgd.certificates.run_certificates import CERTIFICATES, RECORD, SENSIT
 from securesgd.certificates.sensitivity import fingerprint, known_sensitivity
 from securesgd.config import run_config
 from securesgd.errors import DamagedFileError, InvalidInputError
-from securesgd.run import load_run, train_run
+from securesgd.run import load_run
+from securesgd.run_training import train_run
 from securesgd.runtime.run_folder import locked_folder
 from tests.command_line import run, run_here
 
@@ -32,7 +33,7 @@ def folder(finished_run, tmp_path):
 @pytest.fixture
 def certified(folder, digits):
     """Returns a function that certifies the run in the folder."""
-    _, model = load_run(folder)
+    model = load_run(folder).model
 
     def call(norms=("linf",), settings=SETTINGS, examples=40, **options):
         return certify_run(
@@ -55,7 +56,7 @@ def test_files_say_what_was_done(folder, certified, digits):
     assert record == json.loads((folder / RECORD).read_text())["linf"]
     assert record["settings"]["failure_prob"] == 0.001
     assert record["settings"]["seed"] == 0
-    _, model = load_run(folder)
+    model = load_run(folder).model
     assert record["weights"] == fingerprint(model)
     bound = model.sensitivity("linf")
     assert record["sensitivity"] == {"upper": bound.upper, "lower": bound.lower, "method": bound.method}
@@ -126,7 +127,7 @@ def test_other_settings_are_refused_unless_again(folder, certified):
 
 def test_other_weights_or_data_are_refused(folder, certified, digits):
     certified(examples=5)
-    _, model = load_run(folder)
+    model = load_run(folder).model
     changed = digits.test_inputs.clone()
     changed[0, 0, 0, 0] += 0.25
     with pytest.raises(DamagedFileError, match="made with other data"):
@@ -140,7 +141,7 @@ def test_other_weights_or_data_are_refused(folder, certified, digits):
 
 
 def test_the_proof_of_the_sensitivity_is_found_once(folder, monkeypatch):
-    _, model = load_run(folder)
+    model = load_run(folder).model
     path = folder / SENSITIVITIES
     found = {norm: known_sensitivity(model, norm, path) for norm in ("linf", "l2")}
     with monkeypatch.context() as without:

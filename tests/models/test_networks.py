@@ -62,3 +62,62 @@ def test_wrong_arguments_are_refused() -> None:
         network("mnist-cnn", (1, 28, 28), 1)
     with pytest.raises(InvalidInputError, match="hidden is 0"):
         network("mnist-cnn", (1, 28, 28), 10, hidden=0)
+
+
+class OwnNetwork(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def sized_network(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Linear(input_shape[0], classes)
+
+
+def three_arguments(a: int, b: int, c: int) -> nn.Module:
+    return nn.Linear(1, 1)
+
+
+def no_module() -> int:
+    return 3
+
+
+def failing_network() -> nn.Module:
+    raise RuntimeError("first line\nsecond line")
+
+
+MADE = nn.Linear(4, 3)
+HERE = "tests.models.test_networks"
+
+
+def test_a_network_from_outside_by_its_import_path() -> None:
+    sized = network(f"{HERE}:sized_network", (4,), 3)
+    assert isinstance(sized, nn.Linear)
+    assert (sized.in_features, sized.out_features) == (4, 3)
+    assert type(network(f"{HERE}:OwnNetwork", (4,), 3)).__name__ == "OwnNetwork"
+
+
+def test_a_row_of_the_table_is_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NETWORKS, "mine", lambda shape, classes: nn.Linear(shape[0], classes))
+    assert isinstance(network("mine", (3, 8, 8), 10), nn.Linear)
+    with pytest.raises(InvalidInputError, match=r"did you mean 'mine'\?"):
+        network("mne", (3, 8, 8), 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("three_arguments", r"takes neither \(input_shape, classes\) nor no arguments"),
+        ("no_module", "made a int; valid: a torch.nn.Module"),
+        ("failing_network", "cannot be made: RuntimeError first line"),
+        ("MADE", "is a module; valid: a function"),
+        ("nothing", "has no function nothing"),
+    ],
+)
+def test_what_makes_no_network_is_refused_in_one_line(name: str, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        network(f"{HERE}:{name}", (4,), 3)
+    assert "\n" not in str(caught.value)

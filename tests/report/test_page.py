@@ -14,7 +14,7 @@ from securesgd.report import plots as curves
 from securesgd.report.page import _epsilon_text, report
 from securesgd.report.plots import compared_curves_figure
 from securesgd.report.run_record import read_run
-from securesgd.run import train_run
+from securesgd.run_training import train_run
 from securesgd.runtime.tables import read_rows
 from tests.command_line import run_here
 from tests.recorded_numbers import NUMBER, ROOT, is_there

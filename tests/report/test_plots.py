@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from securesgd.report.plots import redistribution_figure
+from securesgd.report.plots import _rule_styles, redistribution_figure
 
 
 def drawn(r, shape, tmp_path):
@@ -30,3 +30,14 @@ def test_any_layer_can_be_drawn(shape, kind, tmp_path):
         r.flat[0] = 1e12
     image = drawn(r, shape, tmp_path)
     assert image.std() > 0.01  # not empty
+
+
+def test_every_rule_of_the_rows_has_a_line_and_says_what_it_proves():
+    """Also one that is in no table here: a column is never left undrawn."""
+    styles = _rule_styles(["mine", "package.module:rule", "as-published", "tight"])
+    assert list(styles) == ["tight", "as-published", "mine", "package.module:rule"]
+    assert styles["tight"]["label"] == "tight"
+    assert styles["as-published"]["label"] == "as-published (without guarantee)"
+    assert styles["mine"]["label"] == "mine (from outside, not rechecked, without guarantee)"
+    assert len({style["color"] for style in styles.values()}) == 4
+    assert all(styles[rule]["linestyle"] == ":" for rule in ("mine", "package.module:rule", "as-published"))

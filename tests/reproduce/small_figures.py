@@ -6,8 +6,9 @@ Run as a program, it is the command line with those grids.
 import dataclasses
 import sys
 
-from securesgd.reproduce import fig2, fig3, fig4, fig5, reproduce
-from securesgd.reproduce.lines import pixeldp_lines, secure_lines
+from securesgd.reproduce import figures
+from securesgd.reproduce.attack_grid import pixeldp_lines, secure_lines
+from securesgd.reproduce.reproduce import EXPERIMENTS
 
 COMMON = {
     "dataset": "digits", "network": "digits-cnn", "batch_size": 64, "steps": 8, "learning_rate": 0.5, "examples": 12,
@@ -16,30 +17,34 @@ COMMON = {
 ADLM = {"method": "adlm", "shown": "both", "batch_size": 500, "learning_rate": 3e-3}
 
 
-def small(figure, **changes):
+def small(grid, **changes):
     values = {"common": COMMON, "profiles": {"quick": {}}, **changes}
-    return dataclasses.replace(figure, **values)
+    return dataclasses.replace(grid, **values)
 
 
-def certified(figure, robust_epsilon):
+def certified(grid, robust_epsilon):
     lines = pixeldp_lines(0.05, "learned", robust_epsilon)
     chosen = [line for line in lines if line["robust_epsilon"] in (1.0, robust_epsilon)]
-    return small(figure, lines=chosen, common=COMMON | {"budgets": "0.02 0.1"})
+    return small(grid, lines=chosen, common=COMMON | {"budgets": "0.02 0.1"})
 
 
 def shrink():
     """Put small grids in place of the real ones."""
     lines = secure_lines(0.1, 4.0, "learned-from-prior")
     common = COMMON | {"budgets": "0.1", "certify_draws": 0}
-    found = {
-        "fig2": certified(fig2.FIGURE, 8.0),
-        "fig3": certified(fig3.FIGURE, 4.0),
-        "fig4": small(fig4.FIGURE, common=common, epsilons={"quick": (8.0,)}, lines=lines, others={"quick": [ADLM]}),
-        "fig5": small(fig5.FIGURE, common=common, epsilons={"quick": (2.0, 8.0)}, lines=lines[3:4], others={}),
+    fig3 = certified(figures.FIG3_GRID, 4.0)
+    grids = {
+        "fig2": certified(figures.FIG2_GRID, 8.0),
+        "fig3": dataclasses.replace(fig3, lines=fig3.lines[:1]),
+        "fig4": small(
+            figures.FIG4_GRID, common=common, epsilons={"quick": (8.0,)}, lines=lines, more_lines={"quick": [ADLM]}
+        ),
+        "fig5": small(
+            figures.FIG5_GRID, common=common, epsilons={"quick": (2.0, 8.0)}, lines=lines[3:4], more_lines={}
+        ),
     }
-    found["fig3"] = dataclasses.replace(found["fig3"], lines=found["fig3"].lines[:1])
-    for table in (reproduce.FIGURES, reproduce.EXPERIMENTS):
-        table |= found
+    for name, grid in grids.items():
+        EXPERIMENTS[name] = dataclasses.replace(EXPERIMENTS[name], cells=grid.cells)
 
 
 if __name__ == "__main__":

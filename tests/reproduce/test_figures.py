@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from securesgd.reproduce.attack_grid import COLUMNS, grid_cells, training_settings
 from securesgd.reproduce.attack_plots import line_name
-from securesgd.reproduce.attacked import settings_of
-from securesgd.reproduce.lines import COLUMNS, cells_of
 from securesgd.reproduce.reproduce import EXPERIMENTS, FIGURES, PROFILES, recorded_profile
 from securesgd.runtime.tables import read_rows
 
@@ -55,8 +54,8 @@ def test_all_five_figures_with_rows_gains_and_environment(whole):
     assert all(g["pairs"] == 8 for g in gains)  # four attacks, two sizes
     gains = read_rows(folder / "results" / "fig4" / "gains.csv")
     for protocol in ("as-published", "sound"):
-        mine = [g["against"] for g in gains if g["protocol"] == protocol]
-        assert mine == ["adlm", "dpsgd", "secure-sgd-agm"]
+        others = [g["against"] for g in gains if g["protocol"] == protocol]
+        assert others == ["adlm", "dpsgd", "secure-sgd-agm"]
     (rise,) = read_rows(folder / "results" / "fig5" / "gains.csv")
     assert (rise["ours"], rise["against"]) == ("secure-sgd at epsilon 8", "secure-sgd at epsilon 2")
     assert rise["paper_gain"] == 0.2967
@@ -153,7 +152,7 @@ def test_figures_are_drawn_from_rows_without_torch(tmp_path):
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        ('{"versions": {"securesgd": "0.0.9"}}', "is of securesgd 0.0.9, this is"),
+        ('{"versions": {"securesgd": "0.0.9"}}', "was measured with securesgd 0.0.9, this is"),
         ('{"versions": {}}', "does not say which version"),
         ("[", "does not say which version"),
         (None, "does not say which version"),
@@ -196,7 +195,7 @@ def test_grids_are_well_formed(name, profile):
     cells = EXPERIMENTS[name].cells(profile)
     assert len({tuple(cell.values()) for cell in cells}) == len(cells)
     assert len({tuple(cell) for cell in cells}) == 1
-    assert EXPERIMENTS[name].MINUTES[profile] > 0
+    assert EXPERIMENTS[name].minutes[profile] > 0
 
 
 @pytest.mark.parametrize("name", [name for name in FIGURES if name != "fig1"])
@@ -204,8 +203,8 @@ def test_every_cell_is_a_valid_run(name):
     from securesgd.config import run_config
 
     for profile in PROFILES:
-        for cell in FIGURES[name].cells(profile):
-            config = run_config(cell["dataset"], cell["method"], **settings_of(cell), seed=cell["seed"])
+        for cell in EXPERIMENTS[name].cells(profile):
+            config = run_config(cell["dataset"], cell["method"], **training_settings(cell), seed=cell["seed"])
             assert config.training.steps == cell["steps"]
             assert (cell["way"] is None) == (cell["unit"] is None)
             if cell["way"]:
@@ -219,5 +218,5 @@ def test_every_cell_is_a_valid_run(name):
 
 def test_lines_have_no_unknown_columns():
     with pytest.raises(KeyError, match="no such column: colour"):
-        cells_of({}, [{"colour": "red"}], (0,))
-    assert list(cells_of({}, [{}], (1,))[0]) == list(COLUMNS)
+        grid_cells({}, [{"colour": "red"}], (0,))
+    assert list(grid_cells({}, [{}], (1,))[0]) == list(COLUMNS)

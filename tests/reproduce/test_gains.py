@@ -1,6 +1,6 @@
 import pytest
 
-from securesgd.reproduce.gains import gain_table
+from securesgd.reproduce.gains import attack_gains
 
 
 def rows(gain=0.1):
@@ -19,7 +19,7 @@ def rows(gain=0.1):
 
 
 def test_gains_over_all_attacks_and_each():
-    table = gain_table(rows(), "ours")
+    table = attack_gains(rows(), "ours")
     assert len(table) == 2 * (3 + 1 + 3)  # no attack has a part in the certificate of the clean image
     first = table[0]
     assert (first["protocol"], first["attack"], first["against"], first["value"]) == (

@@ -32,9 +32,11 @@ model = small_model(seed=dist.get_rank())  # rank 1 starts elsewhere: the weight
 model[2].p = 0.0
 inputs, targets = small_data()
 reduction = "mean" if dist.get_rank() else "none"
+stop = changes.pop("stop", None)
+options = {"on_step": lambda report: report.step < stop} if stop and dist.get_rank() == 0 else {}
 losses = {"loss": lambda o, t: torch.nn.functional.cross_entropy(o, t, reduction=reduction)} if poison else {}
 try:
-    train(model, (inputs, targets), small_settings(**changes), folder, **losses, resume=resume)
+    train(model, (inputs, targets), small_settings(**changes), folder, **losses, **options, resume=resume)
     print(json.dumps([p.detach().flatten().tolist() for p in model.parameters()]))
 except SecureSGDError as error:
     print("refused:", error)
@@ -84,6 +86,16 @@ def test_two_ranks_train_what_one_process_trains(tmp_path, weights, noise_multip
     assert torch.equal(torch.cat([saved.tensors[name].flatten() for name in small_model().state_dict()]), first)
     with Ledger.open(tmp_path / "two" / "ledger.jsonl") as ledger:
         assert ledger.steps_charged == 20
+
+
+def test_a_stop_by_the_first_rank_stops_both(tmp_path):
+    """Only the first rank has a callback; the other must not wait for it or go on alone."""
+    first, second = (vector(line) for line in two_ranks(tmp_path / "run", {"stop": 7}))
+    assert torch.equal(first, second)
+    saved = load_tensors(tmp_path / "run" / "model.safetensors")
+    assert saved.record["steps"] == 7
+    with Ledger.open(tmp_path / "run" / "ledger.jsonl") as ledger:
+        assert ledger.steps_charged == 10
 
 
 def test_an_error_on_one_rank_stops_both(tmp_path):

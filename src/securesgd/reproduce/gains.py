@@ -1,52 +1,128 @@
-"""Rows added up: gains of one method over the others with paired t-tests, and several seeds in one row."""
+"""Rows added up: gains of one method over the others with paired t-tests, and several seeds in one row.
 
-__all__ = ["gain_table", "seed_summary"]
+Pairs of one trained model share that model, so the number of `seeds` stands beside every p-value: with one seed a test
+says that the difference holds over attacks and budgets, not over trainings.
+"""
+
+__all__ = [
+    "CERTIFIED_COLUMNS",
+    "PROTOCOLS",
+    "Stated",
+    "attack_gains",
+    "budget_gains",
+    "certified_gains",
+    "seed_summary",
+    "write_gains",
+]
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from securesgd.runtime.tables import write_rows
 from securesgd.theory.comparison import gain_rows
 
-_VALUES = ("attacked", "certified_clean", "certified_attacked")
-_PAIRED = ("seed", "attack", "budget")
+Row = Mapping[str, Any]
+Stated = Mapping[str, tuple[float, float | None]]
+"""By method: the gain over it that the paper states, and its p-value."""
+
+PROTOCOLS = ("as-published", "sound")
+CERTIFIED_COLUMNS = {"as-published": "published_attacked", "sound": "certified_attacked"}
+"""By protocol: the certified accuracy at the attacked image, by the published rule or by the tight one."""
 
 
-def gain_table(rows: Sequence[Mapping[str, Any]], ours: str) -> list[dict[str, Any]]:
+def attack_gains(rows: Sequence[Row], ours: str) -> list[dict[str, Any]]:
     """Return a row per protocol, accuracy and other method: over all attacks (`all`), and for each attack.
 
-    A pair is the same seed, attack and budget; for the certificate at the clean image, seed and budget. Pairs of one
-    trained model share that model, so `seeds` stands beside the p-value: with one seed the test says that the
-    difference holds over attacks and budgets, not over trainings.
+    A pair is the same seed, attack and budget; for the certificate at the clean image, seed and budget.
     """
-    found = []
+    gains = []
     for protocol in dict.fromkeys(row["protocol"] for row in rows):
-        mine = [row for row in rows if row["protocol"] == protocol]
-        seeds = len({row["seed"] for row in mine})
-        for value in _VALUES:
-            if value == "certified_clean":  # no attack has a part in it: one of them stands for all
-                first = [row for row in mine if row["attack"] == mine[0]["attack"]]
-                whole, each = gain_rows(first, ours=ours, value=value, pair_by=("seed", "budget")), []
+        chosen = [row for row in rows if row["protocol"] == protocol]
+        seeds = len({row["seed"] for row in chosen})
+        for value in ("attacked", "certified_clean", "certified_attacked"):
+            if value == "certified_clean":  # it is the same whatever the attack: the rows of one attack are enough
+                first = [row for row in chosen if row["attack"] == chosen[0]["attack"]]
+                overall, by_attack = gain_rows(first, ours=ours, value=value, pair_by=("seed", "budget")), []
             else:
-                whole = gain_rows(mine, ours=ours, value=value, pair_by=_PAIRED)
-                each = gain_rows(mine, ours=ours, value=value, pair_by=("seed", "budget"), per=("attack",))
-            for row in [{"attack": "all", **row} for row in whole] + each:
-                found.append({"protocol": protocol, **row, "seeds": seeds})
-    return found
+                overall = gain_rows(chosen, ours=ours, value=value, pair_by=("seed", "attack", "budget"))
+                by_attack = gain_rows(chosen, ours=ours, value=value, pair_by=("seed", "budget"), per=("attack",))
+            for row in [{"attack": "all", **row} for row in overall] + by_attack:
+                gains.append({"protocol": protocol, **row, "seeds": seeds})
+    return gains
 
 
-def seed_summary(rows: Sequence[Mapping[str, Any]], by: Sequence[str], values: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row per combination of the columns `by`, in their first order: seeds, and three columns per value."""
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+def certified_gains(rows: Sequence[Row], robust_epsilon: float, stated: Stated) -> list[dict[str, Any]]:
+    """Return what HGM_PixelDP gains over PixelDP in certified accuracy, by protocol and way to obtain r.
+
+    `robust_epsilon` is that of the paper's claim.
+    """
+    chosen = [row for row in rows if row["method"] == "pixeldp" or row["robust_epsilon"] == robust_epsilon]
+    ways = dict.fromkeys(row["way"] for row in chosen if row["method"] == "hgm-pixeldp")
+    gains = []
+    for protocol in PROTOCOLS:
+        for way in ways:
+            pair = [row for row in chosen if row["protocol"] == protocol and row["way"] in ("uniform", way)]
+            columns = ("seed", "attack", "budget")
+            gains += _compare_with_paper(pair, "hgm-pixeldp", CERTIFIED_COLUMNS[protocol], columns, stated)
+    return gains
+
+
+def budget_gains(rows: Sequence[Row], stated: Stated, stated_rise: float) -> list[dict[str, Any]]:
+    """Return what Secure-SGD gains over the other methods in accuracy under attack, by protocol.
+
+    And what it gains from its smallest privacy budget to its largest: `stated_rise` in the paper.
+    """
+    gains = []
+    for protocol in PROTOCOLS:
+        chosen = [row for row in rows if row["protocol"] == protocol]
+        gains += _compare_with_paper(chosen, "secure-sgd", "attacked", ("seed", "attack", "epsilon"), stated)
+        ends = [end((row["epsilon"] for row in chosen), default=0.0) for end in (max, min)]
+        secure_sgd = [
+            {**row, "method": f"secure-sgd at epsilon {row['epsilon']:g}"}
+            for row in chosen
+            if row["method"] == "secure-sgd" and row["epsilon"] in ends
+        ]
+        largest, smallest = (f"secure-sgd at epsilon {epsilon:g}" for epsilon in ends)
+        rise = {smallest: (stated_rise, None)}
+        gains += _compare_with_paper(secure_sgd, largest, "attacked", ("seed", "attack"), rise)
+    return gains
+
+
+def _compare_with_paper(
+    rows: Sequence[Row], ours: str, value: str, pair_by: Sequence[str], stated: Stated
+) -> list[dict[str, Any]]:
+    """Return our gains over the other methods in one protocol, with the gain and p-value that the paper states."""
+    if not any(row["method"] == ours for row in rows):
+        return []
+    way = next(row["way"] for row in rows if row["method"] == ours)
+    seeds = len({row["seed"] for row in rows})
+    gains = []
+    for gain in gain_rows(rows, ours=ours, value=value, pair_by=pair_by):
+        paper_gain, paper_p_value = stated.get(gain["against"], (None, None))
+        paper = {"paper_gain": paper_gain, "paper_p_value": paper_p_value}
+        gains.append({"protocol": rows[0]["protocol"], "way": way, **gain, "seeds": seeds, **paper})
+    return gains
+
+
+def write_gains(gains: Sequence[dict[str, Any]], figure: Path) -> None:
+    """Write `gains.csv` beside a figure; rows that are still being measured may have no pair yet, and no file."""
+    if gains:
+        write_rows(figure.with_name("gains.csv"), gains)
+
+
+def seed_summary(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row per combination of the columns `by`, in order of appearance: seeds, and three columns per value."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in by), []).append(row)
-    found = []
+    summaries = []
     for key, group in groups.items():
         summary: dict[str, Any] = {**dict(zip(by, key, strict=True)), "seeds": len(group)}
         for value in values:
             measured = [float(row[value]) for row in group]
-            summary |= {
-                f"{value}_{name}": round(of(measured), 6) for name, of in (("mean", mean), ("min", min), ("max", max))
-            }
-        found.append(summary)
-    return found
+            for name, statistic in (("mean", mean), ("min", min), ("max", max)):
+                summary[f"{value}_{name}"] = round(statistic(measured), 6)
+        summaries.append(summary)
+    return summaries

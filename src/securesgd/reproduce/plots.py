@@ -1,31 +1,71 @@
-"""Plots of the other experiments: the noise scale of figure 1, accuracy against epsilon, ways to obtain r."""
+"""Plots of the experiments against epsilon and radius, and what all of them share: one style per line, one band."""
 
-__all__ = ["budget_figure", "noise_scale_figure", "ways_figure"]
+__all__ = ["accuracy_figure", "line_styles", "mean_and_band", "noise_scale_figure", "tidy_axes", "ways_figure"]
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from securesgd.report.plots import write_picture
 
-# Colours that stay apart for colour-blind readers (Okabe & Ito), with a dash of their own for print.
-_LINES = {
+Row = Mapping[str, Any]
+
+# Okabe & Ito's colours, which stay apart for colour-blind readers, each with a marker of its own for print.
+_BLACK, _ORANGE, _SKY = ("#000000", "o"), ("#E69F00", "^"), ("#56B4E9", "s")
+_BLUE, _RED, _GREEN = ("#0072B2", "P"), ("#D55E00", "v"), ("#009E73", "D")
+_CYCLE = (_BLACK, _ORANGE, _SKY, _BLUE, _RED, _GREEN)
+STYLES = {
+    "dpsgd": _BLACK, "secure-sgd": _BLUE, "secure-sgd-agm": _ORANGE, "adlm": _RED,
+    "uniform": _BLACK, "prior": _SKY, "private-vulnerable": _RED, "private-inverse": _ORANGE,
+    "learned": _GREEN, "learned-from-prior": _BLUE,
+}  # fmt: skip
+"""Colour and marker of the methods and of the ways to obtain r. A line without a row here takes a free one in turn."""
+_MECHANISMS = {
     "classic": {"color": "#D55E00", "linestyle": "-", "label": "classic (Dwork–Roth)"},
     "extended": {"color": "#0072B2", "linestyle": "--", "label": "extended (the paper's HGM)"},
     "analytic": {"color": "#009E73", "linestyle": "-", "label": "analytic (exact; our default for HGM)"},
 }
+_RADIUS_PREFIX = "certified_at_"
 
 
-def noise_scale_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def line_styles(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return colour and marker of each line: those of the table first, in its order, then all others as they come."""
+    given = list(dict.fromkeys(names))
+    known = {name: STYLES[name] for name in STYLES if name in given}
+    free = cycle([style for style in _CYCLE if style not in known.values()] or _CYCLE)
+    return known | {name: next(free) for name in given if name not in known}
+
+
+def mean_and_band(group: Sequence[Row], column: str) -> tuple[float, float, float]:
+    """Return the mean over the seeds of a group, and its band: the range of the seeds, or the interval of a single one.
+
+    A single row without columns for its interval has no band.
+    """
+    values = [row[column] for row in group]
+    if len(group) == 1 and f"{column}_lower" in group[0]:
+        return values[0], group[0][f"{column}_lower"], group[0][f"{column}_upper"]
+    return mean(values), min(values), max(values)
+
+
+def tidy_axes(axes: Axes) -> None:
+    """Draw a light grid and no frame at the top and on the right."""
+    axes.grid(True, color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def noise_scale_figure(rows: Sequence[Row], path: Path) -> None:
     """Draw the paper's Figure 1: noise scale against epsilon, and beside it how much more than needed each one adds."""
     delta, sensitivity = rows[0]["delta"], rows[0]["sensitivity"]
     exact = {row["epsilon"]: row["sigma"] for row in rows if row["mechanism"] == "analytic"}
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     scale, excess = figure.subplots(1, 2)
-    for name, style in _LINES.items():
+    for name in dict.fromkeys([*_MECHANISMS, *(row["mechanism"] for row in rows)]):
+        style: dict[str, Any] = _MECHANISMS.get(name, {"label": name})
         points = [(row["epsilon"], row["sigma"]) for row in rows if row["mechanism"] == name and row["sigma"]]
         epsilon, sigma = zip(*points, strict=True)
         scale.plot(epsilon, sigma, linewidth=1.8, **style)
@@ -56,70 +96,49 @@ def noise_scale_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
     write_picture(figure, path)
 
 
-# Okabe & Ito's colours, each with a marker of its own for print.
-_METHOD_STYLES = {
-    "dpsgd": ("#000000", "o"),
-    "secure-sgd": ("#0072B2", "P"),
-    "secure-sgd-agm": ("#E69F00", "^"),
-    "adlm": ("#D55E00", "v"),
-}
-
-
-def budget_figure(rows: Sequence[dict[str, Any]], path: Path, column: str = "test_accuracy") -> None:
-    """Draw the mean over seeds with the range of the seeds, for each method and epsilon."""
+def accuracy_figure(rows: Sequence[Row], path: Path, column: str = "test_accuracy") -> None:
+    """Draw the mean over seeds with the range of the seeds against epsilon, a line per method."""
     figure = Figure(figsize=(6, 3.8), layout="constrained")
     axes = figure.subplots()
-    for method, (colour, marker) in _METHOD_STYLES.items():
-        epsilons = sorted({row["epsilon"] for row in rows if row["method"] == method})
-        if not epsilons:
-            continue
-        values = [[row[column] for row in rows if (row["method"], row["epsilon"]) == (method, e)] for e in epsilons]
-        axes.plot(epsilons, [mean(v) for v in values], color=colour, marker=marker, linewidth=1.6, label=method)
-        axes.fill_between(epsilons, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
+    for method, (colour, marker) in line_styles(row["method"] for row in rows).items():
+        line = [row for row in rows if row["method"] == method]
+        epsilons = sorted({row["epsilon"] for row in line})
+        groups = [[row for row in line if row["epsilon"] == epsilon] for epsilon in epsilons]
+        middle, low, high = zip(*(mean_and_band(group, column) for group in groups), strict=True)
+        axes.plot(epsilons, middle, color=colour, marker=marker, linewidth=1.6, label=method)
+        axes.fill_between(epsilons, low, high, color=colour, alpha=0.15)
     images, seeds = int(rows[0]["test_images"]), len({row["seed"] for row in rows})
     title = f"{rows[0]['dataset']}, {images:,} test images, mean and range of {seeds} seed{'s' * (seeds > 1)}"
     axes.set(xlabel="privacy budget ε", ylabel=column.replace("_", " "), title=title)
     axes.title.set_fontsize(10)
-    axes.grid(True, color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy_axes(axes)
     axes.legend(framealpha=1, edgecolor="none", fontsize=8)
     write_picture(figure, path)
 
 
-# Okabe & Ito's colours, each with a marker of its own for print.
-_WAY_STYLES = {
-    "uniform": ("#000000", "o"),
-    "prior": ("#56B4E9", "s"),
-    "private-vulnerable": ("#D55E00", "v"),
-    "private-inverse": ("#E69F00", "^"),
-    "learned": ("#009E73", "D"),
-    "learned-from-prior": ("#0072B2", "P"),
-}
-_PREFIX = "certified_at_"
+def ways_figure(rows: Sequence[Row], path: Path) -> None:
+    """Draw the mean over seeds with the range of the seeds against the radius, a line per way to obtain r.
 
-
-def ways_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the mean over seeds with the range of the seeds; radii are read off the columns `certified_at_…`."""
-    columns = [name for name in rows[0] if name.startswith(_PREFIX)]
-    radii = [float(name.removeprefix(_PREFIX)) for name in columns]
+    Radii are read off the names of the columns `certified_at_…`.
+    """
+    columns = [name for name in rows[0] if name.startswith(_RADIUS_PREFIX)]
+    radii = [float(name.removeprefix(_RADIUS_PREFIX)) for name in columns]
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
-    for way, (colour, marker) in _WAY_STYLES.items():
-        values = [[row[name] for row in rows if row["way"] == way] for name in columns]
-        if not values[0]:
-            continue
-        seeds = len(values[0])
-        axes.plot(radii, [mean(v) for v in values], color=colour, marker=marker, linewidth=1.6, label=way)
-        axes.fill_between(radii, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
+    for way, (colour, marker) in line_styles(row["way"] for row in rows).items():
+        group = [row for row in rows if row["way"] == way]
+        middle, low, high = zip(*(mean_and_band(group, column) for column in columns), strict=True)
+        axes.plot(radii, middle, color=colour, marker=marker, linewidth=1.6, label=way)
+        axes.fill_between(radii, low, high, color=colour, alpha=0.15)
+    seeds = len({row["seed"] for row in rows})
     examples, draws = int(rows[0]["examples"]), int(rows[0]["draws"])
     axes.set(
         xlabel="l∞ radius (pixels in [0, 1])",
         ylabel="certified accuracy",
-        title=f"MNIST, {examples} test images, {draws:,} draws, mean and range of {seeds} seeds",
+        title=f"MNIST, {examples} test images, {draws:,} draws, mean and range of {seeds} seed{'s' * (seeds > 1)}",
         ylim=(0, 1),
     )
     axes.title.set_fontsize(10)
-    axes.grid(True, color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy_axes(axes)
     axes.legend(title="r", framealpha=1, edgecolor="none", fontsize=8)
     write_picture(figure, path)

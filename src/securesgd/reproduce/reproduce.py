@@ -1,49 +1,107 @@
-"""`securesgd reproduce`: rows of an experiment to disk, then its figure from the rows on disk."""
+"""`securesgd reproduce`: measure what is missing of an experiment, then draw its figure from the rows on disk."""
 
-__all__ = ["EXPERIMENTS", "FIGURES", "PROFILES", "recorded_profile", "reproduce"]
+__all__ = [
+    "EXPERIMENTS",
+    "FIGURES",
+    "PROFILES",
+    "Plan",
+    "estimate_lines",
+    "plan_experiments",
+    "recorded_profile",
+    "reproduce",
+]
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from securesgd import __version__
-from securesgd.errors import DamagedFileError, InvalidInputError
-from securesgd.reproduce import (
-    adlm_table,
-    attacks_table,
-    certified_table,
-    fig1,
-    fig2,
-    fig3,
-    fig4,
-    fig5,
-    paper_network,
-    redistribution,
-)
-from securesgd.reproduce.grid import Cell, fill, open_cells, rows_of
+from securesgd.errors import DamagedFileError, InvalidInputError, nearest
+from securesgd.reproduce.figures import FIG1, FIG2, FIG3, FIG4, FIG5
+from securesgd.reproduce.grid import Cell, Experiment, cell_rows, fill_grid, open_cells
+from securesgd.reproduce.redistribution import CERTIFIED, REDISTRIBUTION
+from securesgd.reproduce.tables import ADLM, ATTACKS, PAPER_NETWORK
 from securesgd.runtime.machine import environment
 from securesgd.runtime.storage import read_json, write_json
 
-FIGURES: dict[str, Any] = {
-    "fig1": fig1,
-    "fig2": fig2.FIGURE,
-    "fig3": fig3.FIGURE,
-    "fig4": fig4.FIGURE,
-    "fig5": fig5.FIGURE,
+EXPERIMENTS: dict[str, Experiment] = {
+    "fig1": FIG1,
+    "fig2": FIG2,
+    "fig3": FIG3,
+    "fig4": FIG4,
+    "fig5": FIG5,
+    "paper-network": PAPER_NETWORK,
+    "redistribution": REDISTRIBUTION,
+    "certified": CERTIFIED,
+    "attacks": ATTACKS,
+    "adlm": ADLM,
 }
+"""By name: a row here is an experiment that can be reproduced."""
+FIGURES = ("fig1", "fig2", "fig3", "fig4", "fig5")
 """The paper's five figures: what `all` means."""
-EXPERIMENTS: dict[str, Any] = FIGURES | {
-    "paper-network": paper_network,
-    "redistribution": redistribution,
-    "certified": certified_table,
-    "attacks": attacks_table,
-    "adlm": adlm_table,
-}
 PROFILES = ("quick", "paper")
 SEEDED_ROWS = (
     "fixed seeds, so that the rows can be made again: their epsilon is that of the same training with a secret key, "
     "and no guarantee for these very models"
 )
+_ROWS, _FIGURE, _ENVIRONMENT = "rows.csv", "figure.png", "environment.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What reproducing one experiment takes: its profile, and the cells that are measured and open."""
+
+    name: str
+    profile: str
+    measured: int
+    open: int
+    core_minutes: float
+    """An estimate for the open cells, on one slow core."""
+    jobs: int
+    """Cells that are measured at once."""
+
+
+def plan_experiments(experiment: str, out: Path, *, profile: str | None = None, jobs: int | None = None) -> list[Plan]:
+    """Return the plan of an experiment, or of each of the paper's figures for `all`, with results in `out/name`.
+
+    Without a profile it is that of the rows in the folder, or quick; without `jobs` there is one per core.
+    Raises: InvalidInputError for an unknown experiment or profile (the nearest is suggested) or a bad number of jobs;
+    DamagedFileError if `rows.csv` is another table.
+    """
+    if experiment != "all" and experiment not in EXPERIMENTS:
+        raise InvalidInputError(f"unknown figure {experiment!r}: {nearest(experiment, [*EXPERIMENTS, 'all'])}")
+    if profile is not None and profile not in PROFILES:
+        raise InvalidInputError(f"unknown profile {profile!r}: {nearest(profile, PROFILES)}")
+    if jobs is not None and not 1 <= jobs <= 1024:
+        raise InvalidInputError(f"jobs is {jobs}; valid: a whole number from 1 to 1024")
+    plans = []
+    for name in FIGURES if experiment == "all" else (experiment,):
+        chosen = profile or recorded_profile(out / name) or "quick"
+        cells = EXPERIMENTS[name].cells(chosen)
+        todo = len(open_cells(out / name / _ROWS, cells))
+        plans.append(
+            Plan(
+                name=name,
+                profile=chosen,
+                measured=len(cells) - todo,
+                open=todo,
+                core_minutes=todo * EXPERIMENTS[name].minutes[chosen],
+                jobs=jobs or os.cpu_count() or 1,
+            )
+        )
+    return plans
+
+
+def estimate_lines(plans: Sequence[Plan]) -> list[str]:
+    """Return, in words, what is to be measured and how long it takes; most machines need less."""
+    lines = [
+        f"{plan.name}: {plan.open} cells to do, {plan.measured} done, {_duration(plan.core_minutes / plan.jobs)}"
+        for plan in plans
+    ]
+    if len(plans) > 1:
+        lines.append(f"together {_duration(sum(plan.core_minutes / plan.jobs for plan in plans))}")
+    return lines
 
 
 def reproduce(
@@ -59,45 +117,52 @@ def reproduce(
     """Measure what is missing in `folder/rows.csv`, draw the figure from it, and return the files.
 
     Only rows of the profile's own cells are drawn; a larger profile adds to the same table. With `only_draw` nothing is
-    measured: the figure is of the rows there are, whatever version made them.
-    Raises: InvalidInputError if there are no rows to draw; DamagedFileError if rows are to be added to those of another
-    version: what changed in between could be what the rows measure.
+    measured: the figure is of the rows in the folder, whatever version made them.
+    Raises: InvalidInputError if there are no rows to draw; DamagedFileError if rows would be added to those of another
+    version: what changed between the versions could be what the rows measure.
     """
     experiment = EXPERIMENTS[name]
-    rows, picture, record = folder / "rows.csv", folder / "figure.png", folder / "environment.json"
+    table, figure, record = folder / _ROWS, folder / _FIGURE, folder / _ENVIRONMENT
     cells = experiment.cells(profile)
-    if not only_draw and open_cells(rows, cells):
-        _require_same_version(rows, record)
-        write_json(record, environment() | {"profile": profile} | ({} if name == "fig1" else {"noise": SEEDED_ROWS}))
-        fill(rows, cells, experiment.measure, work, jobs=jobs, on_cell=on_cell)
-    there = rows_of(rows, cells) if rows.exists() else []
-    if not there:
+    todo = [] if only_draw else open_cells(table, cells)
+    if todo:
+        _require_same_version(table, record)
+        write_json(record, environment() | {"profile": profile} | ({"noise": SEEDED_ROWS} if experiment.seeded else {}))
+        fill_grid(table, cells, experiment.measure, work, jobs=min(len(todo), jobs), on_cell=on_cell)
+    rows = cell_rows(table, cells) if table.exists() else []
+    if not rows:
         raise InvalidInputError(f"{folder} has no rows of the profile {profile!r} to draw")
-    experiment.draw(there, picture)
-    return [rows, picture, record]
+    experiment.draw(rows, figure)
+    return [table, figure, record]
 
 
 def recorded_profile(folder: Path) -> str | None:
-    """Return the profile that the rows in a folder were last measured by; None if there are none, or it is not said."""
+    """Return the profile that the rows in a folder were last measured with; None if the folder does not say."""
     try:
-        profile = read_json(folder / "environment.json")["profile"]
+        profile = read_json(folder / _ENVIRONMENT)["profile"]
     except (DamagedFileError, KeyError, TypeError):
         return None
     return profile if profile in PROFILES else None
 
 
-def _require_same_version(rows: Path, record: Path) -> None:
-    """Pass if there are no rows yet, or rows of this version."""
-    if not rows.exists():
+def _require_same_version(table: Path, record: Path) -> None:
+    """Raise DamagedFileError if there are rows, and another version than this one measured them."""
+    if not table.exists():
         return
     try:
-        made_by = read_json(record)["versions"]["securesgd"]
+        version = read_json(record)["versions"]["securesgd"]
     except (DamagedFileError, KeyError, TypeError):
         raise DamagedFileError(
             f"{record} does not say which version made the rows beside it; move them away, or give another --out"
         ) from None
-    if made_by != __version__:
+    if version != __version__:
         raise DamagedFileError(
-            f"{rows} is of securesgd {made_by}, this is {__version__}: rows of two versions do not go into one table; "
-            "move it away, or give another --out"
+            f"{table} was measured with securesgd {version}, this is {__version__}: rows of two versions do not go "
+            "into one table; move it away, or give another --out"
         )
+
+
+def _duration(minutes: float) -> str:
+    if minutes < 1:
+        return "seconds"
+    return f"about {minutes:.0f} min" if minutes < 100 else f"about {minutes / 60:.1f} hours"

@@ -7,7 +7,7 @@ Both noises are buffers, so that a checkpoint holds them and all parts of a batc
 same draw. The draw of a step is a function of a key and the number of draws before it.
 """
 
-__all__ = ["AdlmNetwork", "seen_shape"]
+__all__ = ["AdlmNetwork", "cropped_shape"]
 
 import numpy as np
 import torch
@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from securesgd.baselines.adlm.budget import (
     INPUT_BOUND,
+    AdlmSettings,
     affine_sensitivity,
     input_scales,
     loss_scale,
     loss_sensitivity,
     taylor_losses,
 )
-from securesgd.baselines.adlm.settings import AdlmSettings
 from securesgd.errors import InvalidInputError
 
-_WATCHED = 0.1  # weight of the newest batch in the moments used for testing
+_NEWEST = 0.1  # weight of the newest batch in the moments used for testing
 
 
 class BatchMoments(nn.Module):
@@ -49,10 +49,10 @@ class BatchMoments(nn.Module):
         return nn.functional.batch_norm(h, mean, variance, self.scale, self.offset, training=self.training)
 
     @torch.no_grad()
-    def watch(self, h: Tensor) -> None:
-        """Take the moments of a noiseless batch into the stored ones."""
-        self.mean.lerp_(h.mean(dim=0), _WATCHED)
-        self.variance.lerp_(h.var(dim=0, correction=0), _WATCHED)
+    def update(self, h: Tensor) -> None:
+        """Update the stored moments with those of a noiseless batch."""
+        self.mean.lerp_(h.mean(dim=0), _NEWEST)
+        self.variance.lerp_(h.var(dim=0, correction=0), _NEWEST)
 
 
 class AdlmNetwork(nn.Module):
@@ -69,7 +69,7 @@ class AdlmNetwork(nn.Module):
 
     def __init__(self, network: nn.Sequential, input_shape: tuple[int, ...], settings: AdlmSettings) -> None:
         super().__init__()
-        height, width = seen_shape(input_shape, settings)[1:]
+        height, width = cropped_shape(input_shape, settings)[1:]
         *layers, head = network
         assert isinstance(head, nn.Linear)
         self.layers, self.head, self.settings = nn.Sequential(*layers), head, settings
@@ -87,8 +87,8 @@ class AdlmNetwork(nn.Module):
         """Return the settings: they decide the noise, so a resumed run must have the same."""
         return repr(self.settings)
 
-    def seen(self, x: Tensor) -> Tensor:
-        """Return the images as the first layer sees them without noise."""
+    def preprocess(self, x: Tensor) -> Tensor:
+        """Return the images as the first layer gets them without noise: cropped, and mapped to [-1, 1] if `signed`."""
         if self.settings.crop is not None:
             height, width = self.input_scale.shape
             top, left = (x.shape[-2] - height) // 2, (x.shape[-1] - width) // 2
@@ -97,14 +97,14 @@ class AdlmNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits; of a noisy pass in training mode, of a noiseless one in eval mode."""
-        x = self.seen(x)
+        x = self.preprocess(x)
         *body, activation = self.layers
         hidden = nn.Sequential(*body)
         if self.training:
             if len(x) < 2:  # no moments; a batch of one has nothing to say of itself after normalisation
                 return self.head(x.new_zeros(len(x), self.head.in_features))
             with torch.no_grad():
-                self.moments.watch(hidden(x))
+                self.moments.update(hidden(x))
             x = (x + self.input_noise).clamp(-INPUT_BOUND, INPUT_BOUND)
         return self.head(activation(self.moments(hidden(x))).clamp(-1, 1))
 
@@ -119,10 +119,10 @@ class AdlmNetwork(nn.Module):
     def set_noise(self, shares: np.ndarray, batch_size: int, generator: np.random.Generator) -> None:
         """Draw P and the key of the input noise, and the noise of the first step; `shares` is beta per pixel."""
         settings, classes = self.settings, self.head.out_features
-        of_input = input_scales(shares, self.first_layer_sensitivity(), settings.input_epsilon, batch_size)
-        of_loss = loss_scale(loss_sensitivity(self.head.in_features, classes), settings.loss_epsilon, batch_size)
-        self.input_scale.copy_(torch.from_numpy(of_input))
-        self.loss_noise.copy_(torch.from_numpy(generator.laplace(0.0, of_loss, tuple(self.loss_noise.shape))))
+        input_scale = input_scales(shares, self.first_layer_sensitivity(), settings.input_epsilon, batch_size)
+        scale_of_loss = loss_scale(loss_sensitivity(self.head.in_features, classes), settings.loss_epsilon, batch_size)
+        self.input_scale.copy_(torch.from_numpy(input_scale))
+        self.loss_noise.copy_(torch.from_numpy(generator.laplace(0.0, scale_of_loss, tuple(self.loss_noise.shape))))
         self.key.fill_(int(generator.integers(2**63)))
         self.draws.zero_()
         self.draw()
@@ -158,7 +158,7 @@ class AdlmNetwork(nn.Module):
         return affine_sensitivity(first.in_channels, x[0, 0].numel(), first.weight[0, 0].numel())
 
 
-def seen_shape(input_shape: tuple[int, ...], settings: AdlmSettings) -> tuple[int, int, int]:
+def cropped_shape(input_shape: tuple[int, ...], settings: AdlmSettings) -> tuple[int, int, int]:
     """Return the shape of the images after cropping. Raises: InvalidInputError if they are too small, or no images."""
     if len(input_shape) != 3:
         raise InvalidInputError(f"adlm needs images, (channels, height, width), got inputs of shape {input_shape}")

@@ -4,7 +4,7 @@ Reference: Bach et al., "On Pixel-Wise Explanations for Non-Linear Classifier De
 Propagation", PLoS ONE 2015, equation 58.
 """
 
-__all__ = ["propagated_relevance"]
+__all__ = ["propagate_relevance"]
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,12 @@ _ROUTING = (nn.Flatten, nn.MaxPool2d)
 _ELEMENTWISE = (nn.Dropout, nn.Hardtanh, nn.Identity, nn.ReLU, nn.Sigmoid, nn.Tanh)
 
 
-def propagated_relevance(network: nn.Sequential, inputs: Tensor, epsilon: float = 1.0) -> Tensor:
+def propagate_relevance(network: nn.Sequential, inputs: Tensor, epsilon: float = 1.0) -> Tensor:
     """Return the relevance of each input value for the sum of all outputs, in the shape of `inputs`.
 
-    A layer z = Wx + b hands x_i the part x_i w_ij / (z_j + epsilon·sign z_j) of what its output j got. Pooling by the
-    maximum hands everything to the winner; elementwise activations pass on what they got. The sum over a layer's inputs
-    is that over its outputs, less what biases and epsilon absorb.
+    A layer z = Wx + b gives x_i the part x_i w_ij / (z_j + epsilon·sign z_j) of the relevance of its output j. Pooling
+    by the maximum gives all of it to the maximum; elementwise activations pass it on unchanged. The sum over a
+    layer's inputs is that over its outputs, less what biases and epsilon absorb.
     Raises: InvalidInputError for a layer without a rule, or a network in training mode.
     """
     if network.training:
@@ -32,11 +32,11 @@ def propagated_relevance(network: nn.Sequential, inputs: Tensor, epsilon: float 
             received.append(layer(received[-1]))
     relevance = received.pop()
     for layer in reversed(layers):
-        relevance = _through(layer, received.pop(), relevance, epsilon)
+        relevance = _layer_relevance(layer, received.pop(), relevance, epsilon)
     return relevance
 
 
-def _through(layer: nn.Module, x: Tensor, relevance: Tensor, epsilon: float) -> Tensor:
+def _layer_relevance(layer: nn.Module, x: Tensor, relevance: Tensor, epsilon: float) -> Tensor:
     """Return the relevance of a layer's input from that of its output."""
     if isinstance(layer, _ELEMENTWISE):
         return relevance

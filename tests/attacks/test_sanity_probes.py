@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from securesgd.attacks import sanity_checks as probes
-from securesgd.attacks.sanity_checks import probe
+from securesgd.attacks.sanity_checks import probe_attack
 from securesgd.attacks.settings import attack_settings
 from securesgd.models.noisy import NoisyNetwork
 
@@ -14,7 +14,7 @@ QUICK = {"steps": 5, "restarts": 1, "eot": 10}
 
 
 def names(model, images, attack="ifgsm", budget=0.1, **changes):
-    return [found.name for found in probe(model, *images, attack_settings(attack, budget, **QUICK | changes))]
+    return [found.name for found in probe_attack(model, *images, attack_settings(attack, budget, **QUICK | changes))]
 
 
 @pytest.mark.parametrize("attack", ["ifgsm", "madry"])
@@ -56,7 +56,7 @@ def test_gradients_that_are_mostly_noise_are_noticed(noisy, images):
     loud = NoisyNetwork(noisy.network[1], noisy.input_shape, place="input").eval()
     loud.set_noise(np.full(loud.units, 20.0))
     labels = probes.vote_counts(loud, images[0], 400, torch.Generator().manual_seed(0)).argmax(1)
-    found = probe(loud, images[0], labels, attack_settings("fgsm", 0.1, eot=1))
+    found = probe_attack(loud, images[0], labels, attack_settings("fgsm", 0.1, eot=1))
     (drawn,) = [one for one in found if one.name == "gradients-differ-between-draws"]
     assert drawn.evidence["cosine"] < 0.1
     assert "Raise --eot" in drawn.words
@@ -80,8 +80,10 @@ def test_the_recommended_draws_would_do(noisy, images):
     from securesgd.attacks.objective import Objective
 
     x, y = images[0][:50], images[1][:50]
-    looks = Objective(noisy, "cross-entropy", 1, torch.Generator().manual_seed(0))
-    cosine = float(nn.functional.cosine_similarity(*(looks.look(x, y).gradient.flatten(1) for _ in range(2))).median())
+    objective = Objective(noisy, "cross-entropy", 1, torch.Generator().manual_seed(0))
+    cosine = float(
+        nn.functional.cosine_similarity(*(objective.evaluate(x, y).gradient.flatten(1) for _ in range(2))).median()
+    )
     assert probes._enough_draws(cosine, 1) == pytest.approx((1 - cosine) / cosine, abs=1)
     assert probes._enough_draws(0.5, 20) == 20
 
