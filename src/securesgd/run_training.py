@@ -18,7 +18,7 @@ from securesgd.baselines.adlm.preparation import adlm_training_arguments
 from securesgd.build import build_model, redistribution_of, redistribution_release, structure_digest
 from securesgd.clipping.slow_path import Loss
 from securesgd.config import IN_MEMORY, OWN_NETWORK, RobustnessSettings, RunConfig, saved_config
-from securesgd.data.load import LoadedData, load
+from securesgd.data.load import LoadedData, load_data
 from securesgd.errors import InvalidInputError, SecureSGDError, nearest
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
@@ -63,7 +63,7 @@ def train(
     rebuild the module; otherwise `load_run` takes the module. `settings` are those of `TrainingSettings` (epsilon,
     delta, batch_size, steps, …) and of `RobustnessSettings` (r_step, …).
     """
-    loaded = load(data) if isinstance(data, str) else data if isinstance(data, LoadedData) else None
+    loaded = load_data(data) if isinstance(data, str) else data if isinstance(data, LoadedData) else None
     config = _own_config(model, loaded, network, settings)
     examples = (loaded.train_inputs, loaded.train_targets) if loaded is not None else data
     test_set = tensors_of(test) if test is not None else None if loaded is None else tensors_of(loaded)
@@ -97,7 +97,7 @@ def train_run(
     """
 
     def prepare(config: RunConfig) -> "_Job":
-        loaded = load(config.dataset, holdout=config.holdout, seed=config.seed)
+        loaded = load_data(config.dataset, holdout=config.holdout, seed=config.seed)
         return _Job(
             config=config,
             model=build_model(config, loaded.input_shape, loaded.classes),

@@ -63,7 +63,14 @@ def attack(
     from securesgd.run import load_run
     from securesgd.runtime.machine import keep_memory
 
-    changes: dict[str, Any] = {"norm": norm, "eot": eot, "steps": steps, "restarts": restarts, "target": target, "seed": seed}
+    changes: dict[str, Any] = {
+        "norm": norm,
+        "eot": eot,
+        "steps": steps,
+        "restarts": restarts,
+        "target": target,
+        "seed": seed,
+    }
     budgets = parse_numbers("budget", budget)
     attack_grid(attack, budgets, protocol=protocol, **changes)  # refuse before anything is loaded
     keep_memory()
