@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from securesgd.attacks.craft import craft
 from securesgd.attacks.settings import attack_settings
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.runtime.machine import keep_memory
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     keep_memory()
-    data = load("mnist")
+    data = load_data("mnist")
     inputs, labels = data.test_inputs[: options.images], data.test_targets[: options.images]
     model, bare = noisy_network(), bare_passes(inputs, labels)
     settings = attack_settings("mim", 0.1, steps=STEPS, eot=EOT, early_stop=False, rows=ROWS)

@@ -160,11 +160,11 @@ def trained_digits() -> tuple[Any, Any, Any]:
     import numpy as np
     import torch
 
-    from securesgd.data.load import load
+    from securesgd.data.load import load_data
     from securesgd.models.networks import network
     from securesgd.models.noisy import NoisyNetwork
 
-    data = load("digits")
+    data = load_data("digits")
     torch.manual_seed(0)
     model = NoisyNetwork(network("digits-cnn", (1, 8, 8), 10), (1, 8, 8), place="input")
     model.set_noise(np.full(64, 0.25))
@@ -185,7 +185,7 @@ def stopping(run: Path | None, norm: str, radii: list[float], examples: int, thr
 
     from securesgd.certificates.certify import certify
     from securesgd.certificates.record import CertifySettings
-    from securesgd.data.load import load
+    from securesgd.data.load import load_data
     from securesgd.run import load_run
 
     torch.set_num_threads(threads)
@@ -193,7 +193,7 @@ def stopping(run: Path | None, norm: str, radii: list[float], examples: int, thr
         model, inputs, targets = trained_digits()
     else:
         config, model = load_run(run)
-        data = load(config.dataset)
+        data = load_data(config.dataset)
         inputs, targets = data.test_inputs, data.test_targets
     inputs, labels = inputs[:examples], targets[:examples].numpy()
     bound = model.sensitivity(norm)

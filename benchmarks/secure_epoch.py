@@ -28,7 +28,7 @@ import torch
 from torch.nn import functional
 
 from securesgd.config import run_config
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from securesgd.models.networks import network
 from securesgd.run import build_model, sensitivity_control
 from securesgd.runtime.machine import keep_memory
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the names of the contenders to time beside plain SGD")
     options = parser.parse_args()
     keep_memory()
-    data = load("mnist")
+    data = load_data("mnist")
     steps = len(data.train_targets) // options.batch
     plain = plain_epoch(data.train_inputs, data.train_targets, options.batch)
 

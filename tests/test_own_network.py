@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import securesgd as ss
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from tests.command_line import run_here
 
 SMALL = {"noise_multiplier": 1.0, "delta": 1e-4, "batch_size": 64, "steps": 3, "accountant": "rdp"}
@@ -43,7 +43,7 @@ def trained(outside, tmp_path_factory):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.GELU(), nn.Linear(12, 10))
     model = ss.NoisyNetwork(net, (1, 8, 8), radius_per_std=0.05, redistribution="learned", start="prior")
     folder = tmp_path_factory.mktemp("own") / "run"
-    return ss.train(model, load("digits"), out=str(folder), network=f"{outside}:mine", **SMALL)
+    return ss.train(model, load_data("digits"), out=str(folder), network=f"{outside}:mine", **SMALL)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_path_in_a_folder_is_not_imported_by_itself(copied, tmp_path):
 
 
 def test_data_in_memory_and_no_test_set(tmp_path):
-    data = load("digits")
+    data = load_data("digits")
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     run = ss.train(net, (data.train_inputs, data.train_targets), out=tmp_path / "run", **SMALL)
     assert run.config.method == "dpsgd"
@@ -156,7 +156,7 @@ def test_data_in_memory_and_no_test_set(tmp_path):
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path):
-    data = load("digits")
+    data = load_data("digits")
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     for model, changes, words in (
         (net, {"epsilom": 1.0}, "unknown setting 'epsilom'.*epsilon"),

@@ -8,7 +8,7 @@ import pytest
 
 from securesgd.attacks.falsify import check_run
 from securesgd.config import run_config
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from securesgd.errors import InvalidInputError
 from securesgd.run import load_run
 from securesgd.run_training import train_run
@@ -39,7 +39,7 @@ def test_true_certificates_pass_and_the_record_is_kept(certified):
 
 
 def test_inflated_radii_are_caught(certified, tmp_path):
-    model, inputs = load_run(certified).model, load("digits").test_inputs
+    model, inputs = load_run(certified).model, load_data("digits").test_inputs
     rows = [row | {"radius_tight": 6 * row["radius_tight"]} for row in read_rows(certified / "certificates.csv")]
     result = check_run(tmp_path, model, inputs, rows, certificate_failure_prob=0.001, **QUICK)
     assert not result["sound"]
@@ -68,4 +68,4 @@ def test_the_command_ends_with_an_error_if_a_certificate_falls(certified, tmp_pa
 def test_nothing_to_check(certified, tmp_path):
     model = load_run(certified).model
     with pytest.raises(InvalidInputError, match="no certificates"):
-        check_run(tmp_path, model, load("digits").test_inputs, [], certificate_failure_prob=0.001)
+        check_run(tmp_path, model, load_data("digits").test_inputs, [], certificate_failure_prob=0.001)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from securesgd.baselines.adlm.network import AdlmNetwork, cropped_shape
 from securesgd.config import RunConfig
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.methods import method
 from securesgd.models.gradient_scores import Per, redistribution_from_gradients
@@ -227,7 +227,7 @@ def _batches(examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _public_batches(dataset: str) -> Iterator[tuple[Tensor, Tensor]]:
-    public = load(dataset)
+    public = load_data(dataset)
     for start in range(0, len(public.train_inputs), _SCORE_BATCH):
         part = slice(start, start + _SCORE_BATCH)
         yield public.train_inputs[part], public.train_targets[part]

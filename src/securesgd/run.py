@@ -26,7 +26,7 @@ from securesgd.certificates.record import CertifySettings
 from securesgd.certificates.run_certificates import RunCertificates, certify_run
 from securesgd.certificates.sensitivity import known_sensitivity
 from securesgd.config import IN_MEMORY, RunConfig, saved_config
-from securesgd.data.load import LoadedData, load
+from securesgd.data.load import LoadedData, load_data
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.privacy import PrivacyStatement, replayed_statement
@@ -105,7 +105,7 @@ class Run:
                 raise InvalidInputError(
                     f"{self.path} was trained on {self.config.dataset}; give it again: --dataset {self.config.dataset}"
                 )
-            self._data = load(self.config.dataset, holdout=self.config.holdout, seed=self.config.seed)
+            self._data = load_data(self.config.dataset, holdout=self.config.holdout, seed=self.config.seed)
         return self._data
 
     def certify(
@@ -269,7 +269,7 @@ def load_run(
         )
     except DamagedFileError as error:
         raise DamagedFileError(f"{folder}: {error}") from None
-    loaded = load(dataset) if isinstance(dataset, str) else dataset
+    loaded = load_data(dataset) if isinstance(dataset, str) else dataset
     return Run(folder, config, model, loaded)
 
 

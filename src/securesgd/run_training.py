@@ -18,7 +18,7 @@ from securesgd.baselines.adlm.preparation import adlm_training_arguments
 from securesgd.build import build_model, redistribution_of, redistribution_release, structure_digest
 from securesgd.clipping.slow_path import Loss
 from securesgd.config import IN_MEMORY, OWN_NETWORK, RobustnessSettings, RunConfig, saved_config
-from securesgd.data.load import LoadedData, load
+from securesgd.data.load import LoadedData, load_data
 from securesgd.errors import InvalidInputError, SecureSGDError, nearest
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
@@ -34,6 +34,7 @@ from securesgd.runtime.tensors import load_tensors
 from securesgd.training.examples import as_examples
 from securesgd.training.loop import StepReport, per_example_cross_entropy
 from securesgd.training.loop import train as train_model
+from securesgd.training.optimizer import OptimizerFactory, SchedulerFactory
 from securesgd.training.settings import TrainingSettings
 
 _WATCHED = 1000  # held-out examples looked at during training
@@ -47,6 +48,8 @@ def train(
     test: "Dataset[Any] | tuple[Tensor, Tensor] | None" = None,
     network: str | None = None,
     loss: Loss = per_example_cross_entropy,
+    optimizer: OptimizerFactory | None = None,
+    scheduler: SchedulerFactory | None = None,
     on_step: Callable[[StepReport], Any] | None = None,
     resume: bool = False,
     **settings: Any,
@@ -60,14 +63,26 @@ def train(
 
     `data` is a pair of tensors, a torch Dataset, a data set by name or path, or what `load_data` returned; `test` is
     for the test accuracy only. Give `network` as an import path, package.module:function, if the command line is to
-    rebuild the module; otherwise `load_run` takes the module. `settings` are those of `TrainingSettings` (epsilon,
-    delta, batch_size, steps, …) and of `RobustnessSettings` (r_step, …).
+    rebuild the module; otherwise `load_run` takes the module. `loss(outputs, targets)` returns a number per example.
+    `optimizer` and `scheduler` make a torch.optim optimizer of the parameters, and a scheduler of it, in place of those
+    of the settings. `on_step` gets a `StepReport` after each step and stops the run by returning False. `settings` are
+    those of `TrainingSettings` (epsilon, delta, batch_size, steps, …) and of `RobustnessSettings` (r_step, …).
     """
-    loaded = load(data) if isinstance(data, str) else data if isinstance(data, LoadedData) else None
-    config = _own_config(model, loaded, network, settings)
+    loaded = load_data(data) if isinstance(data, str) else data if isinstance(data, LoadedData) else None
+    own = {"optimizer": "own" if optimizer else None, "schedule": "own" if scheduler else None}
+    config = _own_config(model, loaded, network, settings | {name: word for name, word in own.items() if word})
     examples = (loaded.train_inputs, loaded.train_targets) if loaded is not None else data
     test_set = tensors_of(test) if test is not None else None if loaded is None else tensors_of(loaded)
-    job = _Job(config=config, model=model, examples=examples, test_set=test_set, loaded=loaded, loss=loss)
+    job = _Job(
+        config=config,
+        model=model,
+        examples=examples,
+        test_set=test_set,
+        loaded=loaded,
+        loss=loss,
+        optimizer=optimizer,
+        scheduler=scheduler,
+    )
 
     def prepare(saved: RunConfig) -> _Job:
         if saved != config:
@@ -97,7 +112,7 @@ def train_run(
     """
 
     def prepare(config: RunConfig) -> "_Job":
-        loaded = load(config.dataset, holdout=config.holdout, seed=config.seed)
+        loaded = load_data(config.dataset, holdout=config.holdout, seed=config.seed)
         return _Job(
             config=config,
             model=build_model(config, loaded.input_shape, loaded.classes),
@@ -119,6 +134,8 @@ class _Job:
     test_set: tuple[Tensor, Tensor] | None
     loaded: LoadedData | None
     loss: Loss = per_example_cross_entropy
+    optimizer: OptimizerFactory | None = None
+    scheduler: SchedulerFactory | None = None
 
 
 def _run_job(
@@ -153,9 +170,8 @@ def _run_job(
 def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any] | None) -> Run:
     """Train and write the records of a run whose folder is claimed."""
     config, model, folder = job.config, job.model, files.path
-    choices: dict[str, Any] = {"loss": job.loss, "one_off_release": redistribution_release(config, model)}
-    if isinstance(model, NoisyNetwork):
-        choices["project"] = lambda _: model.project()
+    choices: dict[str, Any] = {"loss": job.loss, "optimizer": job.optimizer, "scheduler": job.scheduler}
+    choices["one_off_release"] = redistribution_release(config, model)
     if isinstance(model, AdlmNetwork):
         choices = adlm_training_arguments(model, config.training)
     result = train_model(

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
 
@@ -27,7 +27,7 @@ def fitted(model, inputs, targets, steps):
 
 @pytest.fixture(scope="session")
 def digits():
-    return load("digits")
+    return load_data("digits")
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import torch
 
 from securesgd.attacks.craft import craft
 from securesgd.attacks.settings import attack_settings
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from tests.attacks.conftest import fitted
 
 # The last point instead of the best, and no early stop: what foolbox does.
@@ -88,7 +88,7 @@ def test_mim_equals_foolbox_with_the_paper_s_normalisation(plain, images):
 def test_mnist_undefended_and_beside_foolbox():
     from securesgd.models.networks import network
 
-    data = load("mnist")
+    data = load_data("mnist")
     torch.manual_seed(0)
     model = fitted(network("mnist-cnn", data.input_shape, data.classes), data.train_inputs, data.train_targets, 300)
     inputs, labels = data.test_inputs[:1000], data.test_targets[:1000]

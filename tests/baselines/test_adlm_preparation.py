@@ -11,7 +11,7 @@ from securesgd.baselines.adlm.network import AdlmNetwork
 from securesgd.baselines.adlm.preparation import mean_relevance, pretrain_network
 from securesgd.build import build_model
 from securesgd.config import RunConfig, run_config
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from securesgd.errors import InvalidInputError
 from securesgd.models.predict import accuracy
 from securesgd.privacy import Ledger, UnprotectedRelease
@@ -94,7 +94,7 @@ def test_micro_batches_share_the_noise_of_their_step(tmp_path, monkeypatch):
 
 
 def test_pretraining_learns_and_leaves_the_model_alone():
-    config, data = quick(pretrain_steps=300), load("digits")
+    config, data = quick(pretrain_steps=300), load_data("digits")
     model = build_model(config, data.input_shape, 10)
     assert isinstance(model, AdlmNetwork)
     before, examples = weights(model), as_examples((data.train_inputs, data.train_targets))

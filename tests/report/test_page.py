@@ -12,7 +12,7 @@ from torch import nn
 
 import securesgd as ss
 from securesgd.config import run_config
-from securesgd.data.load import load
+from securesgd.data.load import load_data
 from securesgd.errors import InvalidInputError
 from securesgd.report import plots as curves
 from securesgd.report.page import _epsilon_text, report
@@ -253,7 +253,7 @@ def test_an_unfinished_run_says_so(tmp_path):
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
     """A network and data that only the caller has, and no test set at training."""
-    folder, data = tmp_path_factory.mktemp("own") / "mine", load("digits")
+    folder, data = tmp_path_factory.mktemp("own") / "mine", load_data("digits")
     model = ss.NoisyNetwork(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (1, 8, 8), radius_per_std=0.05)
     settings = {"noise_multiplier": 1.0, "delta": 1e-4, "batch_size": 64, "steps": 3, "accountant": "rdp"}
     run = ss.train(model, (data.train_inputs, data.train_targets), out=folder, **settings)

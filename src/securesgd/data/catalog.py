@@ -52,7 +52,7 @@ class DataSet:
     """A named data set: in `files` of a `layout`, or made by a `function`.
 
     input_shape   channels, height, width; or the number of features
-    function      a function without arguments or its import path; it returns what `load` accepts from one
+    function      a function without arguments or its import path; it returns what `load_data` accepts from one
     split         how training and test examples were divided, as a run folder records it
     """
 

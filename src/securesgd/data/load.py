@@ -1,6 +1,6 @@
 """A data set as tensors: by name, from a .npz file, a folder of images, torch Datasets or a function of the user's."""
 
-__all__ = ["LoadedData", "from_datasets", "load", "split_data"]
+__all__ = ["LoadedData", "from_datasets", "load_data", "split_data"]
 
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
@@ -110,7 +110,7 @@ def from_datasets(
 
     Each item is (input, label): the input a tensor, array or picture, uint8 in 0..255 or float in [0, 1].
     Assumes: item i is the same at every access; random transforms would be frozen at their first value.
-    Raises: InvalidInputError for items of another kind, different shapes, or anything `load` refuses.
+    Raises: InvalidInputError for items of another kind, different shapes, or anything `load_data` refuses.
     """
     arrays = validate_arrays(_stack_items(train, "train"), _stack_items(test, "test"), classes, name)
     return split_data(arrays, name=name, split=_AS_GIVEN, holdout=holdout, seed=seed)
@@ -148,7 +148,7 @@ def _array(value: Any) -> NDArray[Any]:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
-def load(
+def load_data(
     name_or_path: AnyPath | DataSet,
     *,
     holdout: int = 0,

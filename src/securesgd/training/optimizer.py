@@ -29,6 +29,9 @@ _OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], TrainingSettings], torch.op
 _STEPS_TRIED = 10_000  # of a scheduler before training: a tenth of a second
 
 
+_ARGUMENT = {"optimizer": "optimizer", "schedule": "scheduler"}
+
+
 class RunOptimizer:
     """The optimizer of the trainable parameters and, if given, the scheduler of its learning rates.
 
@@ -42,6 +45,12 @@ class RunOptimizer:
         optimizer: OptimizerFactory | None = None,
         scheduler: SchedulerFactory | None = None,
     ) -> None:
+        for name, value, given in (
+            ("optimizer", settings.optimizer, optimizer),
+            ("schedule", settings.schedule, scheduler),
+        ):
+            if value == "own" and given is None:
+                raise InvalidInputError(f"{name} is 'own', which only securesgd.train(…, {_ARGUMENT[name]}=…) can give")
         self.trainable, self.settings = trainable, settings
         self._factories = optimizer, scheduler
         parameters = list(trainable.values())

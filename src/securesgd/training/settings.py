@@ -19,10 +19,11 @@ from securesgd.validate import (
     validate_types,
 )
 
-Optimizer = Literal["sgd", "adam"]
-Schedule = Literal["constant", "cosine", "linear"]
+Optimizer = Literal["sgd", "adam", "own"]
+Schedule = Literal["constant", "cosine", "linear", "own"]
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
+"""`own`: the user gives it to `train`, and the configuration only says that."""
 MAX_STEPS, MAX_COPIES = 10**7, 1000
 """Runs above these would not end: ten million steps are four months at one a second."""
 LARGEST = 1e30  # of a rate or a norm: single precision ends at 3.4e38
