@@ -44,7 +44,7 @@ def smoothed_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def main(folder: str) -> None:
     torch.manual_seed(0)
-    digits, steps = ss.load_data("digits"), 150
+    digits, steps = ss.load_data("digits"), 100
     model = ss.NoisyNetwork(small_resnet(), (1, 8, 8), norm="linf", radius_per_std=0.04, redistribution="learned")
     run = ss.train(
         model, digits, out=folder, network="examples/own_network.py:small_resnet",
@@ -55,8 +55,7 @@ def main(folder: str) -> None:
     )  # fmt: skip
     print(run.privacy)
 
-    certificates = run.certify(examples=100, draws=1_000)
-    print(certificates)
+    print(run.certify(examples=100, draws=1_000))
     print(run.attack(attacks=["fgsm", "madry"], budget=0.05, examples=40, eot=5, draws=100, certify_draws=100))
     print(run.report())
 

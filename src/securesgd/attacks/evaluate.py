@@ -72,6 +72,14 @@ class Evaluation:
         """Whether certified <= attacked <= clean in every cell, within the Monte-Carlo error."""
         return all(cell["summary"]["sandwich"]["holds"] for cell in self.cells.values())
 
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{cell['attack']['attack']}, {cell['attack']['norm']} {cell['attack']['budget']:g}, "
+            f"{cell['summary']['examples']} examples: {cell['summary']['clean_accuracy']['share']:.3f} right, "
+            f"{cell['summary']['accuracy']['share']:.3f} under attack"
+            for cell in self.cells.values()
+        )
+
     def json(self) -> dict[str, Any]:
         """Return the record as JSON holds it."""
         warnings = [warning.json() for warning in self.warnings]

@@ -66,6 +66,13 @@ class RunCertificates:
         """Return the rows of the examples that were wanted, in one norm."""
         return [row for row in self.rows if row["norm"] == norm and row["index"] < self.examples]
 
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{norm}, {summary['examples']} examples: {summary['accuracy']['share']:.3f} right; right and proven at "
+            + ", ".join(f"{at}: {x['share']:.3f}" for at, x in summary["certified_accuracy"]["tight"].items())
+            for norm, summary in self.summaries.items()
+        )
+
     def json(self) -> dict[str, Any]:
         """Return the record of each norm, with the summary of the examples that were wanted."""
         return {norm: {**record, "summary": self.summaries[norm]} for norm, record in self.records.items()}
