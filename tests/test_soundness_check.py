@@ -42,10 +42,10 @@ def test_true_certificates_pass_and_the_record_is_kept(certified):
 
 
 def test_inflated_radii_are_caught(certified, tmp_path):
-    config, model = load_run(certified)
-    inputs = load(config.dataset).test_inputs
+    run = load_run(certified)
+    inputs = load(run.config.dataset).test_inputs
     rows = [row | {"radius_tight": 6 * row["radius_tight"]} for row in read_rows(certified / "certificates.csv")]
-    result = check_run(tmp_path, model, inputs, rows, certificate_failure_prob=0.001, **QUICK)
+    result = check_run(tmp_path, run.model, inputs, rows, certificate_failure_prob=0.001, **QUICK)
     assert not result["sound"]
     assert result["rules"]["tight"]["violations"] > result["allowed"]
     assert "WRONG" in result["rules"]["tight"]["in_words"]
@@ -71,6 +71,6 @@ def test_the_command_ends_with_an_error_if_a_certificate_falls(certified, tmp_pa
 
 
 def test_nothing_to_check(certified, tmp_path):
-    _, model = load_run(certified)
+    model = load_run(certified).model
     with pytest.raises(InvalidInputError, match="no certificates"):
         check_run(tmp_path, model, load("digits").test_inputs, [], certificate_failure_prob=0.001)
