@@ -5,9 +5,8 @@ __all__ = ["attack"]
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -16,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from securesgd.attacks.settings import ATTACKS, PAPER_ATTACKS, AttackSettings, attack_grid
-from securesgd.cli.app import app, parse_numbers
+from securesgd.cli.app import Dataset, Network, app, parse_numbers
 from securesgd.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -51,6 +50,8 @@ def attack(
     probes: Annotated[bool, typer.Option(help="Run sanity checks of each attack.")] = True,
     keep_images: Annotated[bool, typer.Option("--keep-images", help="Keep the attacked images.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure existing cells again and replace them.")] = False,
+    network: Network = "",
+    dataset: Dataset = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Attack a model within a budget and measure what is left of its accuracy.
@@ -59,29 +60,26 @@ def attack(
     clean and at the attacked image. Adds to attacks.csv (a row per image) and attacks.json of the run folder; what is
     there is kept, and a stopped command is resumed. Draws attacks.png.
     """
-    from securesgd.attacks.evaluate import EvaluationSettings, evaluate_run
-    from securesgd.data.load import load
-    from securesgd.report.gallery import draw_gallery
     from securesgd.run import load_run
     from securesgd.runtime.machine import keep_memory
 
-    settings = EvaluationSettings(draws=draws, certify_draws=certify_draws)
-    changes = {"norm": norm, "eot": eot, "steps": steps, "restarts": restarts, "target": target, "seed": seed}
-    attack_grid(
-        attack, parse_numbers("budget", budget), protocol=protocol, **changes
-    )  # refuse before anything is loaded
+    changes: dict[str, Any] = {
+        "norm": norm,
+        "eot": eot,
+        "steps": steps,
+        "restarts": restarts,
+        "target": target,
+        "seed": seed,
+    }
+    budgets = parse_numbers("budget", budget)
+    attack_grid(attack, budgets, protocol=protocol, **changes)  # refuse before anything is loaded
     keep_memory()
-    loaded = load_run(run)
-    config, model = loaded.config, loaded.model
-    data = load(config.dataset, holdout=config.holdout, seed=config.seed)
-    grid = attack_grid(attack, parse_numbers("budget", budget), protocol=protocol, dataset=config.dataset, **changes)
     with _progress() as show:
-        result = evaluate_run(
-            run, model, data.test_inputs, data.test_targets, grid, settings, examples=examples,
-            classes=data.classes, again=again, keep_images=keep_images, probes=probes, on_progress=show,
+        result = load_run(run, network=network or None, dataset=dataset or None).attack(
+            attacks=attack, budget=budgets, protocol=protocol, examples=examples, draws=draws,
+            certify_draws=certify_draws, again=again, keep_images=keep_images, sanity_checks=probes, on_progress=show,
+            **changes,
         )  # fmt: skip
-    picture = draw_gallery(run, result, data.test_inputs, dataset=data.name, class_names=data.class_names)
-    result = replace(result, picture=picture)
     if as_json:
         print(json.dumps({"folder": str(run)} | result.json(), indent=2))
     else:
