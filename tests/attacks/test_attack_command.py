@@ -66,7 +66,7 @@ def test_all_is_the_papers_four_and_images_are_kept_on_request(trained):
         (["--attack", "fgms"], "unknown attack 'fgms': did you mean 'fgsm'"),
         (["--norm", "l_inf"], "unknown norm 'l_inf': did you mean 'linf'"),
         (["--budget", "0.1,-1"], "budget must be finite and > 0, got -1"),
-        (["--examples", "-3"], "examples must be a whole number >= 0, got -3"),
+        (["--examples", "-3"], "examples is -3; valid: an integer from 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -84,7 +84,7 @@ def test_an_unfinished_run_is_refused(tmp_path, trained):
     (tmp_path / "config.toml").write_text((trained / "config.toml").read_text())
     result = run_here("attack", str(tmp_path))
     assert result.returncode == 2
-    assert "is not finished; go on with" in result.stderr
+    assert "is not finished; resume it with" in result.stderr
     assert run_here("attack", str(tmp_path / "none")).returncode == 2
 
 
