@@ -2,9 +2,12 @@
 
 import csv
 import json
+import subprocess
+import sys
 
 import pytest
 
+from securesgd.cli.progress import progress_bar
 from tests.command_line import run, run_here
 
 
@@ -101,3 +104,45 @@ def test_help_has_no_leftovers(arguments):
     result = run(*arguments, "--help")
     assert result.returncode == 0
     assert "Usage: securesgd" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["train", "--epsilom", "1"], ["nois"]], ids=" ".join
+)
+def test_help_and_typos_load_nothing_heavy(arguments):
+    """So that they answer in less than a second; torch alone takes two."""
+    heavy = ["torch", "dp_accounting", "matplotlib", "scipy", "sklearn", "PIL", "jinja2"]
+    code = f"""
+import sys
+from securesgd.cli import main
+sys.argv = ["securesgd", *{arguments}]
+try:
+    main()
+except SystemExit as end:
+    status = end.code or 0
+print("loaded", [name for name in {heavy} if name in sys.modules], status)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == f"loaded [] {0 if '--help' in arguments else 2}"
+
+
+def progress_lines(monkeypatch, capsys, seconds, rank="0"):
+    """Standard error of a task of 100 steps, one every so many seconds."""
+    now = [0.0]
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr("rich.console.monotonic", lambda: now[0])
+    with progress_bar("step {task.completed:.0f}/{task.total:.0f}", "{task.description}", total=100) as (bar, task):
+        for step in range(1, 101):
+            now[0] += seconds
+            bar.update(task, completed=step, description=f"loss {1 / step:.2f}")
+    return capsys.readouterr().err.splitlines()
+
+
+def test_progress_is_plain_lines_when_it_is_no_terminal(monkeypatch, capsys):
+    lines = progress_lines(monkeypatch, capsys, 1.0)
+    assert 9 <= len(lines) <= 11  # one per tenth
+    assert lines[0] == "step 10/100 loss 0.10 (10 %, about 90 s left)"
+    slow = progress_lines(monkeypatch, capsys, 10.0)
+    assert 30 <= len(slow) <= 40  # every half a minute
+    assert not progress_lines(monkeypatch, capsys, 0.01)  # over within two seconds
+    assert not progress_lines(monkeypatch, capsys, 1.0, rank="1")

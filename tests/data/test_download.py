@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from securesgd.data.download import download
+from securesgd.data.sources import download
 from securesgd.errors import DataUnavailableError
 
 CONTENT = bytes(range(256)) * 4_000

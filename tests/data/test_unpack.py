@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from securesgd.data.builtin import batch_arrays, batch_from_png_row, idx_array
 from securesgd.data.catalog import CATALOG, DataSet, Origin
 from securesgd.data.fetch import fetch
+from securesgd.data.formats import decode_cifar_batch, decode_idx, encode_cifar_batch, unpack
 from securesgd.data.load import load
-from securesgd.data.unpack import unpacked
 from securesgd.errors import DamagedFileError
 from tests.data.web import idx, stored, tiny_archives, tiny_contents, tiny_dataset
 
@@ -67,12 +66,12 @@ def test_cifar_from_the_binary_archive_and_from_png_rows_is_the_same(web, tmp_pa
     place = fetch(dataset)
     assert {path.name: path.read_bytes() for path in place.iterdir()} == binary
     (tmp_path / "package.tgz").write_bytes(tar_of(png))
-    from_png = {file.name: held for file, held in unpacked(tmp_path / "package.tgz", dataset.files, "png-rows")}
+    from_png = {file.name: held for file, held in unpack(tmp_path / "package.tgz", dataset.files, "png-rows")}
     assert from_png == binary
     loaded = load(dataset)
     np.testing.assert_allclose(loaded.train_inputs.numpy() * 255, images[:50].transpose(0, 3, 1, 2), atol=1e-4)
     assert loaded.test_targets.tolist() == labels[50:].tolist()
-    pixels, read = batch_arrays(binary["test_batch.bin"])
+    pixels, read = decode_cifar_batch(binary["test_batch.bin"])
     assert (pixels == images[50:].transpose(0, 3, 1, 2)).all()
     assert read.tolist() == labels[50:].tolist()
 
@@ -83,19 +82,19 @@ def test_a_cut_tar_is_damaged(tmp_path, cut):
     whole = tar_of(binary)
     (tmp_path / "a.tar.gz").write_bytes(whole[: int(len(whole) * cut)])
     with pytest.raises(DamagedFileError, match=r"a\.tar\.gz"):
-        list(unpacked(tmp_path / "a.tar.gz", [stored(*item) for item in binary.items()]))
+        list(unpack(tmp_path / "a.tar.gz", [stored(*item) for item in binary.items()]))
 
 
 def test_gz_files_inside_a_tar_as_debian_packs_them(tmp_path):
     (tmp_path / "p.tar").write_bytes(tar_of({f"./usr/share/{name}": held for name, held in tiny_archives().items()}))
-    got = {file.name: held for file, held in unpacked(tmp_path / "p.tar", tiny_dataset().files)}
+    got = {file.name: held for file, held in unpack(tmp_path / "p.tar", tiny_dataset().files)}
     assert got == tiny_contents()
 
 
 def test_a_tar_that_lacks_a_file_says_which(tmp_path):
     (tmp_path / "p.tar").write_bytes(tar_of(dict(list(tiny_contents().items())[:3])))
     with pytest.raises(DamagedFileError, match=r"p\.tar lacks t10k-labels-idx1-ubyte"):
-        list(unpacked(tmp_path / "p.tar", tiny_dataset().files))
+        list(unpack(tmp_path / "p.tar", tiny_dataset().files))
 
 
 def test_png_rows_with_a_missing_picture_or_label_are_damaged(tmp_path):
@@ -107,21 +106,21 @@ def test_png_rows_with_a_missing_picture_or_label_are_damaged(tmp_path):
     for files in (less, fewer, wrong):
         (tmp_path / "p.tgz").write_bytes(tar_of(files))
         with pytest.raises(DamagedFileError):
-            list(unpacked(tmp_path / "p.tgz", wanted, "png-rows"))
+            list(unpack(tmp_path / "p.tgz", wanted, "png-rows"))
 
 
 def test_a_grey_picture_is_no_batch():
     stream = io.BytesIO()
     Image.new("L", (1024, 2)).save(stream, "PNG")
     with pytest.raises(DamagedFileError, match="RGB picture of 1024×2, got L"):
-        batch_from_png_row(stream.getvalue(), [0, 1])
+        encode_cifar_batch(stream.getvalue(), [0, 1])
 
 
 def test_idx_round_trip_and_its_errors():
     array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-    assert (idx_array(idx(array)) == array).all()
+    assert (decode_idx(idx(array)) == array).all()
     for content in (b"", b"\x1f\x8b\x08\x00", b"\0\0\x0d\x01", idx(array)[:-1], idx(array) + b"x", idx(array)[:6]):
         with pytest.raises(DamagedFileError):
-            idx_array(content)
+            decode_idx(content)
     with pytest.raises(DamagedFileError, match="3073 bytes per image, got 3072"):
-        batch_arrays(bytes(3072))
+        decode_cifar_batch(bytes(3072))

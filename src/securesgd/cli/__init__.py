@@ -24,7 +24,7 @@ from securesgd.cli import noise, data, train, certify, attack, report, reproduce
 _UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError")
 
 
-def _given(error: Any) -> str:
+def _option_value(error: Any) -> str:
     """Return the value that an option was given, if the error is about one."""
     names = getattr(getattr(error, "param", None), "opts", ())
     for word, after in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
@@ -54,7 +54,7 @@ def main() -> None:
         message = error.format_message()
         if not message:  # no arguments at all: the help was the answer
             sys.exit(2)
-        message += _given(error)
+        message += _option_value(error)
     except typer.Abort:
         message = "interrupted"
     Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"securesgd: error: {printable(message)}")

@@ -1,12 +1,14 @@
-"""The command line's root: what every command hangs on."""
+"""The root that every command is registered with, and option values that are more than one number or word."""
 
-__all__ = ["app"]
+__all__ = ["Dataset", "Network", "app", "parse_numbers", "parse_settings"]
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from securesgd import __version__
+from securesgd.errors import InvalidInputError
+from securesgd.runtime.storage import parse_json
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,3 +27,47 @@ def _root(
     if version:
         print(f"securesgd {__version__}")
         raise typer.Exit
+
+
+Network = Annotated[
+    str, typer.Option(help="The run's own network as package.module:function or file.py:function, if it has one.")
+]
+Dataset = Annotated[
+    str, typer.Option(help="Test data instead of the run's own: name, path or package.module:function.")
+]
+
+_MOST_NUMBERS = 1000
+"""Of one option; each is a row of a table, or an attack of minutes."""
+
+
+def parse_settings(changes: list[str]) -> dict[str, Any]:
+    """Return the settings of --set options: numbers and true/false as such, everything else as text.
+
+    Raises: InvalidInputError if an option is not key=value, has an option of its own or is null.
+    """
+    values: dict[str, Any] = {}
+    for change in changes:
+        name, equals, text = change.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise InvalidInputError(f"--set takes key=value, got {change!r}")
+        if name in ("dataset", "method"):
+            raise InvalidInputError(f"--set {change}: use --{name} {text}")
+        try:
+            values[name] = parse_json(text)
+        except ValueError:
+            values[name] = text.strip()
+        if values[name] is None:
+            raise InvalidInputError(f"--set {change}: null is not a value; leave the setting out to have its default")
+    return values
+
+
+def parse_numbers(name: str, text: str) -> list[float]:
+    """Return the numbers of an option like 0.5,1,4. Raises: InvalidInputError if there are others or too many."""
+    try:
+        values = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise InvalidInputError(f"--{name} must be a number or numbers like 0.5,1,4, got {text!r}") from None
+    if len(values) > _MOST_NUMBERS:
+        raise InvalidInputError(f"--{name} has {len(values):,} numbers; valid: at most {_MOST_NUMBERS:,}")
+    return values

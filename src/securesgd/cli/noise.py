@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from securesgd.cli.app import app
-from securesgd.cli.options import numbers
+from securesgd.cli.app import app, parse_numbers
 from securesgd.errors import InvalidInputError
 
 DEFAULT_DELTA = 1e-5
@@ -38,7 +37,9 @@ def noise(
     """
     from securesgd.theory.noise_table import noise_rows
 
-    budgets, breaks, stds = (numbers(*named) for named in (("epsilon", epsilon), ("delta", delta), ("sigma", sigma)))
+    budgets, breaks, stds = (
+        parse_numbers(*named) for named in (("epsilon", epsilon), ("delta", delta), ("sigma", sigma))
+    )
     if not budgets and not stds:
         raise InvalidInputError(
             "give --epsilon (which sigma?) or --sigma (which epsilon, or with --epsilon which delta?)"

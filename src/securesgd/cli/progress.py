@@ -1,21 +1,69 @@
-"""The progress bar of every command: on standard error, and only if that is a terminal."""
+"""Progress of every command on standard error: a bar on a terminal, otherwise a plain line now and then."""
 
 __all__ = ["progress_bar"]
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+
+QUIET, OFTEN, SELDOM = 2.0, 5.0, 30.0
+"""Seconds: before the first line; between lines if a tenth was done meanwhile; between lines in any case."""
 
 
 @contextmanager
 def progress_bar(
     *columns: str | ProgressColumn, description: str = "", total: float | None = None, transient: bool = False
 ) -> Iterator[tuple[Progress, TaskID]]:
-    """Yield a bar and its one task: the first of `columns`, the bar, the other columns, the time that remains."""
+    """Yield a progress display and its one task; move it with `progress.update(task, completed=…, description=…)`.
+
+    On a terminal it is a bar: the first of `columns`, the bar, the other columns, the time that remains. Elsewhere (a
+    file, a pipe, a batch system) the columns are printed as a line whenever a tenth more is done or 30 s have passed;
+    nothing within the first 2 s. Of several processes under torchrun only the first shows anything.
+    """
     texts = [TextColumn(column) if isinstance(column, str) else column for column in columns]
-    shown = (*texts[:1], BarColumn(), *texts[1:], TimeRemainingColumn())
     console = Console(stderr=True, highlight=False)
-    with Progress(*shown, console=console, transient=transient, disable=not console.is_terminal) as progress:
+    if not console.is_terminal:
+        lines = _Lines(*texts, console=console, disable=True)
+        yield lines, lines.add_task(description, total=total)
+        return
+    bar = (*texts[:1], BarColumn(), *texts[1:], TimeRemainingColumn())
+    with Progress(*bar, console=console, transient=transient, disable=not _is_first_process()) as progress:
         yield progress, progress.add_task(description, total=total)
+
+
+class _Lines(Progress):
+    """A display that is never drawn (`disable`), but prints a line after an update if one is due."""
+
+    _last_time, _last_share = 0.0, 0.0
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """Change the task, and print a line about it if one is due."""
+        super().update(task_id, **changes)
+        task = self.tasks[0]
+        elapsed, share = task.elapsed or 0.0, task.percentage / 100
+        waited = elapsed - self._last_time
+        tenth_done = share - self._last_share >= 0.1 and waited >= (OFTEN if self._last_time else QUIET)
+        if (tenth_done or waited >= SELDOM) and _is_first_process():
+            self._last_time, self._last_share = elapsed, share
+            self.console.print(self._line(task), markup=False, soft_wrap=True)
+
+    def _line(self, task: Task) -> str:
+        words = [str(column(task)) for column in self.columns if isinstance(column, ProgressColumn)]
+        if task.total:
+            left = f", about {_duration(task.time_remaining)} left" if task.time_remaining else ""
+            words.append(f"({task.percentage:.0f} %{left})")
+        return " ".join(word for word in words if word).strip()
+
+
+def _is_first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

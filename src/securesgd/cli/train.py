@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from securesgd.cli.app import app
-from securesgd.cli.options import settings_of
+from securesgd.cli.app import app, parse_settings
 from securesgd.cli.progress import progress_bar
 
 
@@ -51,7 +50,7 @@ def train(
 
     keep_memory()
     options = {"network": network or None, "epsilon": epsilon, "delta": delta}
-    given = {name: value for name, value in options.items() if value is not None} | settings_of(changes or [])
+    given = {name: value for name, value in options.items() if value is not None} | parse_settings(changes or [])
     if resume:
         named = {"dataset": dataset, "method": method, "config": config and str(config)}
         chosen = resumed_config(out, {name: value for name, value in named.items() if value} | given)

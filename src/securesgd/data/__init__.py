@@ -1,8 +1,9 @@
 """Data sets: embedded digits, MNIST, Fashion-MNIST, CIFAR-10 and the user's own; pixels in [0, 1], the split recorded.
 
-    catalog     what each named data set is, where it comes from and its checksums
-    fetch       bring one to this machine, from the first place that works, verified
-    load        read one, or a .npz file, or a folder of images, or torch Datasets, as tensors
+    catalog     the table of named data sets: what each is, where it comes from and its checksums
+    fetch       download one to this machine, from the first place that works, verified
+    load        read one, or a .npz file, a folder of images, torch Datasets or a function's arrays, as tensors
 
-Importing this package, `catalog` or `fetch` does not load torch; `load` does.
+Use these three; the other modules are theirs. Importing this package, `catalog` or `fetch` does not load torch; `load`
+does.
 """

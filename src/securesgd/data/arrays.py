@@ -1,6 +1,6 @@
-"""Images and labels as numpy arrays that were checked: the one form every reader hands over."""
+"""Images and labels as validated numpy arrays: the form that every reader returns."""
 
-__all__ = ["CheckedArrays", "checked_arrays", "class_names_of", "require_memory"]
+__all__ = ["DataArrays", "class_names", "require_memory", "validate_arrays"]
 
 import os
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ or (n, features)"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CheckedArrays:
+class DataArrays:
     """Inputs as uint8 0..255 or float32 in [0, 1], channels first; targets as int64 in 0..classes-1."""
 
     train_inputs: NDArray[Any]
@@ -28,12 +28,12 @@ class CheckedArrays:
     class_names: tuple[str, ...]
 
 
-def checked_arrays(
+def validate_arrays(
     train: tuple[NDArray[Any], NDArray[Any]],
     test: tuple[NDArray[Any], NDArray[Any]],
     classes: int | Sequence[str] | None = None,
     place: str = "",
-) -> CheckedArrays:
+) -> DataArrays:
     """Return the arrays if they are images (or feature rows) with labels.
 
     `classes` is their number or their names; if None, one more than the highest training label. `place` starts the
@@ -59,7 +59,7 @@ def checked_arrays(
         raise InvalidInputError(
             f"{start}there are {count:,} classes and {len(targets[0]):,} training examples; each class needs one"
         )
-    names = class_names_of(count)
+    names = class_names(count)
     for split, labels in zip(("train", "test"), targets, strict=True):
         wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
         if wrong.size:
@@ -71,7 +71,7 @@ def checked_arrays(
         raise InvalidInputError(
             f"{start}class {names[int(counts.argmin())]!r} has no training example; every class needs at least one"
         )
-    return CheckedArrays(
+    return DataArrays(
         train_inputs=inputs[0],
         train_targets=targets[0],
         test_inputs=inputs[1],
@@ -80,7 +80,7 @@ def checked_arrays(
     )
 
 
-def class_names_of(classes: int | Sequence[str]) -> tuple[str, ...]:
+def class_names(classes: int | Sequence[str]) -> tuple[str, ...]:
     """Return the names of the classes: those given, or 0, 1, … as text.
 
     Raises: InvalidInputError if there are fewer than two or a name appears twice.
@@ -94,7 +94,7 @@ def class_names_of(classes: int | Sequence[str]) -> tuple[str, ...]:
 
 
 def require_memory(needed: int, place: str) -> None:
-    """Pass if this machine has `needed` bytes of memory at all. Raises: InvalidInputError before it is filled."""
+    """Raise InvalidInputError if this machine has less than `needed` bytes of memory, before it is filled."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > memory:
         raise InvalidInputError(
@@ -115,8 +115,8 @@ def _inputs(array: NDArray[Any], what: str) -> NDArray[Any]:
         raise InvalidInputError(f"{what} holds {array.dtype}; valid: uint8 in 0..255 or float in [0, 1]")
     low, high = array.min(), array.max()  # NaN if there is one
     if not (low >= 0 and high <= 1):
-        found = "NaN" if np.isnan(low) else f"values in [{low:g}, {high:g}]"
-        raise InvalidInputError(f"{what} holds {found}; valid: uint8 in 0..255 or float in [0, 1]")
+        values = "NaN" if np.isnan(low) else f"values in [{low:g}, {high:g}]"
+        raise InvalidInputError(f"{what} holds {values}; valid: uint8 in 0..255 or float in [0, 1]")
     return array.astype(np.float32, copy=False)
 
 

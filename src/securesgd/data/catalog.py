@@ -1,11 +1,18 @@
-"""The named data sets: what each is, where it can be had, and the checksums of its decoded content."""
+"""The named data sets: what each is, where it can be had, and the checksums of its decoded content.
 
-__all__ = ["CATALOG", "DataSet", "Origin", "StoredFile", "described"]
+`CATALOG` is the table of them. One row adds a data set, which then has a name wherever one is accepted:
 
-from collections.abc import Mapping
+    CATALOG["mine"] = DataSet(
+        name="mine", class_names=("cat", "dog"), input_shape=(1, 28, 28), train_size=5_000, test_size=1_000,
+        function="package.module:function",
+    )
+"""
+
+__all__ = ["CATALOG", "DataSet", "Origin", "StoredFile", "find_dataset"]
+
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from securesgd.errors import InvalidInputError, nearest
 
@@ -42,24 +49,50 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """A named data set; `files` is empty if it ships with the install, `input_shape` is channels, height, width."""
+    """A named data set: in `files` of a `layout`, or made by a `function`.
+
+    input_shape   channels, height, width; or the number of features
+    function      a function without arguments or its import path; it returns what `load` accepts from one
+    split         how training and test examples were divided, as a run folder records it
+    """
 
     name: str
     class_names: tuple[str, ...]
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     train_size: int
     test_size: int
-    layout: Literal["embedded", "idx", "cifar-binary"]
+    layout: Literal["idx", "cifar-binary"] | None = None
     files: tuple[StoredFile, ...] = ()
     origins: tuple[Origin, ...] = ()
+    function: Callable[[], Any] | str | None = None
+    split: str = "train and test as given"
+
+    def __post_init__(self) -> None:
+        if (self.function is None) == (self.layout is None) or bool(self.files) != (self.layout is not None):
+            raise InvalidInputError(
+                f"the data set {self.name!r} has layout {self.layout!r}, {len(self.files)} files and function "
+                f"{self.function!r}; valid: a layout with its files, or a function"
+            )
 
     @property
     def classes(self) -> int:
         """Number of classes."""
         return len(self.class_names)
 
+    @property
+    def ships_with_install(self) -> bool:
+        """Whether nothing has to be fetched or imported from outside."""
+        return self.function_name.startswith("securesgd.")
 
-def described(name: str) -> DataSet:
+    @property
+    def function_name(self) -> str:
+        """What makes the data set, in words; empty if it is in files."""
+        if self.function is None or isinstance(self.function, str):
+            return self.function or ""
+        return f"{self.function.__module__}:{getattr(self.function, '__qualname__', type(self.function).__name__)}"
+
+
+def find_dataset(name: str) -> DataSet:
     """Return the description of the named data set.
 
     Raises: InvalidInputError for an unknown name, suggesting the nearest.
@@ -69,6 +102,7 @@ def described(name: str) -> DataSet:
     return CATALOG[name]
 
 
+_PUBLISHED = "published train and test sets"
 _DIGIT_NAMES = tuple("0123456789")
 _FASHION_NAMES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
@@ -95,13 +129,21 @@ _IDX_ARCHIVES = (
     *("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
 )
 
+
+def _digits() -> Any:
+    from securesgd.data.formats import digits_arrays  # which imports this module
+
+    return digits_arrays()
+
+
 _DIGITS = DataSet(
     name="digits",
     class_names=_DIGIT_NAMES,
     input_shape=(1, 8, 8),
     train_size=1_500,
     test_size=297,
-    layout="embedded",
+    function=_digits,
+    split="fixed permutation of scikit-learn's digits",
 )
 _MNIST = DataSet(
     name="mnist",
@@ -110,6 +152,7 @@ _MNIST = DataSet(
     train_size=60_000,
     test_size=10_000,
     layout="idx",
+    split=_PUBLISHED,
     files=_idx_files(
         "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -133,6 +176,7 @@ _FASHION_MNIST = DataSet(
     train_size=60_000,
     test_size=10_000,
     layout="idx",
+    split=_PUBLISHED,
     files=_idx_files(
         "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
         "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -162,6 +206,7 @@ _CIFAR10 = DataSet(
     train_size=50_000,
     test_size=10_000,
     layout="cifar-binary",
+    split=_PUBLISHED,
     files=tuple(StoredFile(name=name, size=30_730_000, sha256=digest) for name, digest in _CIFAR_SHA256.items()),
     origins=(
         _web("https://www.cs.toronto.edu/~kriz/", "cifar-10-binary.tar.gz"),
@@ -174,6 +219,5 @@ _CIFAR10 = DataSet(
     ),
 )
 
-CATALOG: Mapping[str, DataSet] = MappingProxyType(
-    {dataset.name: dataset for dataset in (_DIGITS, _MNIST, _FASHION_MNIST, _CIFAR10)}
-)
+CATALOG: dict[str, DataSet] = {dataset.name: dataset for dataset in (_DIGITS, _MNIST, _FASHION_MNIST, _CIFAR10)}
+"""The data sets by name; add a row to add one."""

@@ -1,8 +1,8 @@
-"""A data set as tensors: by name, from a .npz file, from a folder of images, or from torch Datasets."""
+"""A data set as tensors: by name, from a .npz file, a folder of images, torch Datasets or a function of the user's."""
 
-__all__ = ["LoadedData", "from_datasets", "load", "loaded_data"]
+__all__ = ["LoadedData", "from_datasets", "load", "split_data"]
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -14,15 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from securesgd.data.arrays import CheckedArrays, checked_arrays
-from securesgd.data.builtin import digits_arrays, stored_arrays
+from securesgd.data.arrays import DataArrays, validate_arrays
 from securesgd.data.catalog import CATALOG, DataSet
-from securesgd.data.download import Progress
 from securesgd.data.fetch import fetch
-from securesgd.data.image_folder import image_folder_arrays
-from securesgd.data.npz import npz_arrays
+from securesgd.data.formats import read_files
 from securesgd.data.places import presence
-from securesgd.errors import DataUnavailableError, InvalidInputError, nearest
+from securesgd.data.sources import Progress
+from securesgd.data.user_files import read_image_folder, read_npz
+from securesgd.errors import DataUnavailableError, InvalidInputError, SecureSGDError, nearest
+from securesgd.runtime.import_path import is_import_path, load_function
+
+AnyPath = str | PathLike[str]
+_AS_GIVEN = "train and test as given"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +33,7 @@ class LoadedData:
     """A data set in memory.
 
     *_inputs    float32 in [0, 1], (n, *input_shape); *_targets int64 in 0..classes-1
-    holdout_*   taken out of the training examples for validation, None if none was asked for; whatever is chosen by
+    holdout_*   taken out of the training examples for validation, None if there are none; whatever is chosen by
                 looking at them is not covered by the privacy of the training run
     source      what a run folder records: name, how it was split, the seed of the holdout, and the sizes. Nothing in
                 it but the sizes depends on the examples, so it can be published beside a private model; where the
@@ -54,7 +57,7 @@ class LoadedData:
         return len(self.class_names)
 
 
-def loaded_data(arrays: CheckedArrays, *, name: str, split: str, holdout: int, seed: int) -> LoadedData:
+def split_data(arrays: DataArrays, *, name: str, split: str, holdout: int, seed: int) -> LoadedData:
     """Return the arrays as tensors, `holdout` random training examples set apart with `seed`; the others keep order.
 
     Raises: InvalidInputError if holdout is not in 0..training examples - 1, or the seed negative.
@@ -66,14 +69,14 @@ def loaded_data(arrays: CheckedArrays, *, name: str, split: str, holdout: int, s
         raise InvalidInputError(f"seed must be >= 0, got {seed}")
     apart = np.zeros(examples, bool)
     apart[np.random.default_rng(seed).permutation(examples)[:holdout]] = True
-    kept = slice(None) if holdout == 0 else ~apart
-    train_inputs = _tensor(arrays.train_inputs[kept])
+    rest = slice(None) if holdout == 0 else ~apart
+    train_inputs = _tensor(arrays.train_inputs[rest])
     return LoadedData(
         name=name,
         class_names=arrays.class_names,
         input_shape=tuple(train_inputs.shape[1:]),
         train_inputs=train_inputs,
-        train_targets=torch.tensor(arrays.train_targets[kept]),
+        train_targets=torch.tensor(arrays.train_targets[rest]),
         test_inputs=_tensor(arrays.test_inputs),
         test_targets=torch.tensor(arrays.test_targets),
         holdout_inputs=_tensor(arrays.train_inputs[apart]) if holdout else None,
@@ -109,11 +112,11 @@ def from_datasets(
     Assumes: item i is the same at every access; random transforms would be frozen at their first value.
     Raises: InvalidInputError for items of another kind, different shapes, or anything `load` refuses.
     """
-    arrays = checked_arrays(_stacked(train, "train"), _stacked(test, "test"), classes, name)
-    return loaded_data(arrays, name=name, split="train and test as given", holdout=holdout, seed=seed)
+    arrays = validate_arrays(_stack_items(train, "train"), _stack_items(test, "test"), classes, name)
+    return split_data(arrays, name=name, split=_AS_GIVEN, holdout=holdout, seed=seed)
 
 
-def _stacked(dataset: Dataset[Any], what: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def _stack_items(dataset: Dataset[Any], what: str) -> tuple[NDArray[Any], NDArray[Any]]:
     if not isinstance(dataset, Sized):
         raise InvalidInputError(f"the {what} Dataset has no length; needed: a map-style Dataset, not an iterable one")
     if len(dataset) == 0:
@@ -146,11 +149,11 @@ def _array(value: Any) -> NDArray[Any]:
 
 
 def load(
-    name_or_path: str | PathLike[str] | DataSet,
+    name_or_path: AnyPath | DataSet,
     *,
     holdout: int = 0,
     seed: int = 0,
-    folder: Path | None = None,
+    folder: AnyPath | None = None,
     download: bool = False,
     progress: Progress | None = None,
 ) -> LoadedData:
@@ -158,41 +161,86 @@ def load(
 
     A name of the catalog (as text; a Path is always a path) is looked for in `folder`, or in $SECURESGD_DATA and the
     user's cache, and fetched only if `download`. A path is a .npz file with x_train, y_train, x_test, y_test, or a
-    folder with train/<class>/ and test/<class>/ images. `holdout` training examples, drawn with `seed`, are set apart
-    for validation; the same arguments give the same split.
+    folder with train/<class>/ and test/<class>/ images. An import path `package.module:function` is imported, and the
+    function called: it returns the arrays x_train, y_train, x_test, y_test, or two torch Datasets (train, test), or a
+    LoadedData. `holdout` training examples, drawn with `seed`, are set apart for validation; the same arguments give
+    the same split.
     Raises: InvalidInputError for an unknown name (nearest suggested) or data that is not valid; DamagedFileError for
     files cut short or different from the catalog's; DataUnavailableError for a named set that is not on this machine.
     """
+    name = name_or_path.name if isinstance(name_or_path, DataSet) else str(name_or_path)
     if isinstance(name_or_path, str) and name_or_path in CATALOG:
         name_or_path = CATALOG[name_or_path]
     if isinstance(name_or_path, DataSet):
-        name = name_or_path.name
-        if name_or_path.layout == "embedded":
-            arrays, split = digits_arrays(name_or_path), "fixed permutation of scikit-learn's digits"
-        else:
-            place = _found(name_or_path, folder, download, progress)
-            arrays, split = stored_arrays(name_or_path, place), "published train and test sets"
+        arrays, split = _catalog_arrays(name_or_path, folder, download, progress), name_or_path.split
     else:
         path = Path(name_or_path).expanduser()
-        name = str(name_or_path)
         if path.suffix == ".npz":
-            arrays, split = npz_arrays(path), "train and test of the .npz file"
+            arrays, split = read_npz(path), "train and test of the .npz file"
         elif path.is_dir():
-            arrays, split = image_folder_arrays(path), "train/ and test/ of the folder"
+            arrays, split = read_image_folder(path), "train/ and test/ of the folder"
+        elif is_import_path(name_or_path):
+            arrays, split = _function_arrays(load_function(name, "the data set"), name), _AS_GIVEN
         else:
             raise InvalidInputError(
-                f"unknown data set {name!r}: {nearest(name, CATALOG)}, a .npz file or a folder of images"
+                f"unknown data set {name!r}: {nearest(name, CATALOG)}, a .npz file, a folder of images or "
+                "package.module:function"
             )
-    return loaded_data(arrays, name=name, split=split, holdout=holdout, seed=seed)
+    return split_data(arrays, name=name, split=split, holdout=holdout, seed=seed)
 
 
-def _found(dataset: DataSet, folder: Path | None, download: bool, progress: Progress | None) -> Path:
+def _catalog_arrays(dataset: DataSet, folder: AnyPath | None, download: bool, progress: Progress | None) -> DataArrays:
+    if dataset.function is not None:
+        path = dataset.function
+        function = load_function(path, f"the data set {dataset.name}:") if isinstance(path, str) else path
+        arrays = _function_arrays(function, dataset.name, dataset.class_names)
+        stated = (dataset.input_shape, dataset.train_size, dataset.test_size)
+        actual = (arrays.train_inputs.shape[1:], len(arrays.train_inputs), len(arrays.test_inputs))
+        if stated != actual:
+            raise InvalidInputError(
+                f"the data set {dataset.name} has input shape, training and test examples {actual}, its row in the "
+                f"catalog states {stated}; they must be the same"
+            )
+        return arrays
     if download:
-        return fetch(dataset, folder, progress)
-    there = presence(dataset, folder)
-    if there.folder is None:
+        return read_files(dataset, fetch(dataset, folder, progress))
+    location = presence(dataset, folder)
+    if location.folder is None:
         raise DataUnavailableError(
             f"{dataset.name} is not on this machine: run `securesgd data fetch {dataset.name}`, or set SECURESGD_DATA "
             "to the folder that holds it"
         )
-    return there.folder
+    return read_files(dataset, location.folder)
+
+
+def _function_arrays(function: Callable[[], Any], name: str, classes: Sequence[str] | None = None) -> DataArrays:
+    """Return what a user's function returns, validated like the arrays of a .npz file."""
+    try:
+        result = function()
+    except SecureSGDError:
+        raise
+    except Exception as error:  # whatever the user's function raises, the command ends with one line
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InvalidInputError(f"the data set {name}: its function failed ({reason})") from error
+    if isinstance(result, LoadedData):
+        if result.holdout_inputs is not None:
+            raise InvalidInputError(
+                f"the data set {name} comes with a holdout; valid: all training examples, of which the setting "
+                "holdout sets some apart"
+            )
+        train, test = (result.train_inputs, result.train_targets), (result.test_inputs, result.test_targets)
+        return validate_arrays(_as_arrays(train), _as_arrays(test), classes or result.class_names, name)
+    parts = tuple(result) if isinstance(result, tuple | list) else ()
+    if len(parts) == 4:
+        return validate_arrays(_as_arrays(parts[:2]), _as_arrays(parts[2:]), classes, name)
+    if len(parts) == 2 and all(hasattr(part, "__getitem__") and not isinstance(part, tuple) for part in parts):
+        return validate_arrays(_stack_items(parts[0], "train"), _stack_items(parts[1], "test"), classes, name)
+    kinds = f"{type(result).__name__} of {len(parts)}" if parts else type(result).__name__
+    raise InvalidInputError(
+        f"the data set {name}: its function returned a {kinds}; valid: x_train, y_train, x_test, y_test, or two torch "
+        "Datasets (train, test), or a LoadedData"
+    )
+
+
+def _as_arrays(pair: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    return _array(pair[0]), _array(pair[1])

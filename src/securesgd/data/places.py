@@ -1,10 +1,11 @@
-"""Where data sets lie on this machine, and whether what lies there is what it should be."""
+"""Where data sets are on this machine, and whether their files are those of the catalog."""
 
-__all__ = ["Presence", "missing_files", "presence", "roots", "verified", "verified_bytes"]
+__all__ = ["Presence", "missing_files", "presence", "read_verified", "roots", "verify_content"]
 
 import hashlib
 import os
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Literal
 
@@ -15,13 +16,13 @@ from securesgd.runtime.storage import read_bytes
 
 @dataclass(frozen=True)
 class Presence:
-    """Whether a data set is on this machine, by file sizes; `folder` is None if there is none of it."""
+    """Whether a data set is on this machine, by file sizes; `folder` is None if no file of it is there."""
 
     state: Literal["embedded", "present", "incomplete", "absent"]
     folder: Path | None = None
 
 
-def roots(folder: Path | None = None) -> list[Path]:
+def roots(folder: str | PathLike[str] | None = None) -> list[Path]:
     """Return the folders that may hold data set folders, first choice first.
 
     `folder` alone if given; else $SECURESGD_DATA if set, then securesgd/ in the user's cache ($XDG_CACHE_HOME or
@@ -34,14 +35,14 @@ def roots(folder: Path | None = None) -> list[Path]:
     return [Path(place).expanduser() for place in (named, cache / "securesgd") if place]
 
 
-def presence(dataset: DataSet, folder: Path | None = None) -> Presence:
+def presence(dataset: DataSet, folder: str | PathLike[str] | None = None) -> Presence:
     """Return where the data set is; names and sizes are looked at, not checksums, so this is fast."""
-    if dataset.layout == "embedded":
+    if not dataset.files:
         return Presence("embedded")
     best = Presence("absent")
     for root in roots(folder):
         place = root / dataset.name
-        right = [_size(place / file.name) == file.size for file in dataset.files]
+        right = [_file_size(place / file.name) == file.size for file in dataset.files]
         if all(right):
             return Presence("present", place)
         if best.state == "absent" and any((place / file.name).exists() for file in dataset.files):
@@ -57,27 +58,27 @@ def missing_files(dataset: DataSet, place: Path) -> list[StoredFile]:
     missing = [file for file in dataset.files if not (place / file.name).exists()]
     for file in dataset.files:
         if file not in missing:
-            verified_bytes(place, file)
+            read_verified(place, file)
     return missing
 
 
-def verified_bytes(place: Path, file: StoredFile) -> bytes:
+def read_verified(place: Path, file: StoredFile) -> bytes:
     """Return the content of a stored file.
 
     Guarantee: its sha256 is the catalog's; the bytes that were checked are the bytes returned.
     Raises: DamagedFileError if the file is absent, cut short or different.
     """
     path = place / file.name
-    size = _size(path)
+    size = _file_size(path)
     if size is None:
         raise DamagedFileError(f"{path} does not exist; run `securesgd data fetch {place.name}`")
     try:
-        return verified(read_bytes(path, file.size) if size == file.size else None, file, size)
+        return verify_content(read_bytes(path, file.size) if size == file.size else None, file, size)
     except DamagedFileError as error:
         raise DamagedFileError(f"{path}: {error}; remove it and fetch again") from None
 
 
-def verified(content: bytes | None, file: StoredFile, size: int | None = None) -> bytes:
+def verify_content(content: bytes | None, file: StoredFile, size: int | None = None) -> bytes:
     """Return `content` if it is that of `file`; `size` is given alone (content None) when it is known to be wrong.
 
     Raises: DamagedFileError naming size or checksum.
@@ -92,7 +93,7 @@ def verified(content: bytes | None, file: StoredFile, size: int | None = None) -
     return content
 
 
-def _size(path: Path) -> int | None:
+def _file_size(path: Path) -> int | None:
     try:
         return path.stat().st_size if path.is_file() else None
     except OSError:
