@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import securesgd
+from securesgd import __version__
 from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError
 from securesgd.privacy.accounting import Adjacency, accountant_version, epsilon_spent
 from securesgd.privacy.calibration import affordable_steps
@@ -94,7 +94,7 @@ class Ledger:
             accountant=accountant,
             accountant_version=accountant_version(),
             dataset_size=dataset_size,
-            securesgd_version=securesgd.__version__,
+            securesgd_version=__version__,
             adjacency=adjacency,
             noise=noise,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -1,4 +1,7 @@
-"""The mathematics of the heterogeneous Gaussian mechanism: pure functions of floats and arrays, no torch, no I/O."""
+"""The mathematics of the heterogeneous Gaussian mechanism: pure functions of floats and arrays, no torch, no I/O.
+
+The names in `__all__` are for use from outside; modules here import `errors` and `validate` only.
+"""
 
 from securesgd.theory.certificates import RULES, as_published_radius, certified_radius, whitened_radius
 from securesgd.theory.confidence import (
