@@ -84,7 +84,7 @@ def test_an_unfinished_run_is_refused(tmp_path, trained):
     (tmp_path / "config.toml").write_text((trained / "config.toml").read_text())
     result = run_here("attack", str(tmp_path))
     assert result.returncode == 2
-    assert "is not finished; go on with" in result.stderr
+    assert "is not finished; resume it with" in result.stderr
     assert run_here("attack", str(tmp_path / "none")).returncode == 2
 
 
