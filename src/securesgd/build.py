@@ -30,8 +30,8 @@ from securesgd.models.redistribution import WAYS, Redistribution, Way
 from securesgd.privacy import GaussianRelease, UnprotectedRelease
 from securesgd.runtime.import_path import load_function
 from securesgd.runtime.key_stream import KeyStream
-from securesgd.training.accounted_run import Interlude
 from securesgd.training.examples import Examples
+from securesgd.training.one_off_release import OneOffRelease
 
 NetworkSource = str | nn.Module | Callable[..., nn.Module]
 """A user's network: an import path, a function that builds it, or the module itself."""
@@ -123,7 +123,7 @@ def redistribution_of(config: RunConfig, model: NoisyNetwork) -> Redistribution:
     return Redistribution(way=config.way, shape=model.output_shape, per="unit", r=r, details=details)
 
 
-def redistribution_release(config: RunConfig, model: nn.Module) -> Interlude | None:
+def redistribution_release(config: RunConfig, model: nn.Module) -> OneOffRelease | None:
     """Return the release of r from gradients, if the way needs one: on private data it costs, on public data not."""
     settings, way = config.robustness, _way(config)
     if not isinstance(model, NoisyNetwork) or way.reads == "nothing":
@@ -151,7 +151,7 @@ def redistribution_release(config: RunConfig, model: nn.Module) -> Interlude | N
         )
         model.set_redistribution(r)
 
-    return Interlude(step=int(settings.r_step * config.training.steps), event=event, action=action)
+    return OneOffRelease(step=int(settings.r_step * config.training.steps), event=event, action=action)
 
 
 def _way(config: RunConfig) -> Way:

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from securesgd.attacks.evaluate import Evaluation, EvaluationSettings, evaluate_run
 from securesgd.attacks.falsify import check_run
-from securesgd.attacks.settings import PAPER_ATTACKS, attack_settings
+from securesgd.attacks.settings import AttackFunction, attack_grid
 from securesgd.build import NetworkSource, build_trained_model
 from securesgd.certificates.certify import certify
 from securesgd.certificates.record import CertifySettings
@@ -30,6 +30,7 @@ from securesgd.data.load import LoadedData, load
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.privacy import PrivacyStatement, replayed_statement
+from securesgd.report.gallery import draw_gallery
 from securesgd.report.page import report
 from securesgd.report.plots import certified_curves_figure
 from securesgd.runtime import run_folder as names
@@ -39,7 +40,7 @@ from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.storage import file_digest, parse_json, read_bytes, read_json
 from securesgd.runtime.tables import read_rows
 from securesgd.runtime.tensors import load_tensors
-from securesgd.training.examples import examples_of
+from securesgd.training.examples import as_examples
 
 FORMAT = 1
 """Of model.json."""
@@ -142,7 +143,7 @@ class Run:
     def attack(
         self,
         test_set: "Dataset[Any] | tuple[Tensor, Tensor] | None" = None,
-        attacks: str | Sequence[str] = PAPER_ATTACKS,
+        attacks: str | AttackFunction | Sequence[str | AttackFunction] = "all",
         *,
         budget: float | Sequence[float] = 0.1,
         examples: int | None = 500,
@@ -156,19 +157,20 @@ class Run:
     ) -> Evaluation:
         """Attack the first `examples` of the test set (None: all), and keep the rows in the run folder.
 
-        Each attack is measured by the harness at each budget, certificates beside it. `changes` are settings of
-        `AttackSettings`: norm, steps, eot, restarts, protocol, seed, …
+        `attacks` are names of `attacks.settings.ATTACKS`, import paths or functions; `all` are those of the paper. Each
+        is measured by the harness at each budget, certificates beside it. `changes` are settings of `AttackSettings`:
+        norm, steps, eot, restarts, protocol, seed, …
         """
-        chosen = [attacks] if isinstance(attacks, str) else list(attacks)
-        budgets = [float(budget)] if isinstance(budget, int | float) else [float(value) for value in budget]
-        settings = [attack_settings(a, b, dataset=self.config.dataset, **changes) for a in chosen for b in budgets]
+        grid = attack_grid(attacks, budget, dataset=self.config.dataset, **changes)
         inputs, targets = self._test_set(test_set)
-        count = len(inputs) if examples is None else min(examples, len(inputs))
-        return evaluate_run(
-            self.path, self.model, inputs[:count], targets[:count], settings,
+        evaluation = evaluate_run(
+            self.path, self.model, inputs, targets, grid,
             EvaluationSettings(draws=draws, certify_draws=certify_draws),
-            again=again, keep_images=keep_images, probes=sanity_checks, on_progress=on_progress,
+            examples=examples or 0, again=again, keep_images=keep_images, probes=sanity_checks, on_progress=on_progress,
         )  # fmt: skip
+        class_names = self.record["class_names"]
+        picture = draw_gallery(self.path, evaluation, inputs, dataset=self.config.dataset, class_names=class_names)
+        return replace(evaluation, picture=picture)
 
     def check(
         self,
@@ -289,5 +291,5 @@ def tensors_of(data: Any) -> tuple[Tensor, Tensor]:
     """Return the inputs and targets of a pair of tensors, a Dataset or the test part of a loaded data set."""
     if isinstance(data, LoadedData):
         return data.test_inputs, data.test_targets
-    examples = examples_of(data)
+    examples = as_examples(data)
     return examples.batch(np.arange(len(examples)))

@@ -31,7 +31,7 @@ from securesgd.runtime.machine import environment
 from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.storage import file_digest, write_json, write_whole
 from securesgd.runtime.tensors import load_tensors
-from securesgd.training.examples import examples_of
+from securesgd.training.examples import as_examples
 from securesgd.training.loop import StepReport, per_example_cross_entropy
 from securesgd.training.loop import train as train_model
 from securesgd.training.settings import TrainingSettings
@@ -153,7 +153,7 @@ def _run_job(
 def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any] | None) -> Run:
     """Train and write the records of a run whose folder is claimed."""
     config, model, folder = job.config, job.model, files.path
-    choices: dict[str, Any] = {"loss": job.loss, "interlude": redistribution_release(config, model)}
+    choices: dict[str, Any] = {"loss": job.loss, "one_off_release": redistribution_release(config, model)}
     if isinstance(model, NoisyNetwork):
         choices["project"] = lambda _: model.project()
     if isinstance(model, AdlmNetwork):
@@ -282,7 +282,7 @@ def _model_record(job: _Job, folder: Path) -> dict[str, Any]:
     """Return what `model.json` says of network and data, without a number of examples that is not public."""
     config, loaded = job.config, job.loaded
     if loaded is None:
-        inputs, _ = examples_of(job.examples).batch(np.arange(1))
+        inputs, _ = as_examples(job.examples).batch(np.arange(1))
         with torch.no_grad():
             classes = job.model(inputs.to(next(job.model.parameters()).device)).shape[1]
         shape, class_names = tuple(inputs.shape[1:]), [str(number) for number in range(classes)]

@@ -49,13 +49,13 @@ def test_attacks_add_up_in_the_table_and_nothing_is_lost(trained):
 
 
 def test_all_is_the_papers_four_and_images_are_kept_on_request(trained):
-    from securesgd.attacks.cells import kept_images
+    from securesgd.attacks.cells import load_images
 
     result = run_here("attack", str(trained), "--budget", "0.1", "--norm", "l2", *QUICK, "--keep-images", "--json")
     assert result.returncode == 0, result.stderr
     cells = json.loads(result.stdout)["cells"]
     assert [cell["attack"]["attack"] for cell in cells.values()] == ["fgsm", "ifgsm", "mim", "madry"]
-    index, images = kept_images(trained, next(iter(cells)))
+    index, images = load_images(trained, next(iter(cells)))
     assert index.tolist() == list(range(30))
     assert images.shape == (30, 1, 8, 8)
 
@@ -66,7 +66,7 @@ def test_all_is_the_papers_four_and_images_are_kept_on_request(trained):
         (["--attack", "fgms"], "unknown attack 'fgms': did you mean 'fgsm'"),
         (["--norm", "l_inf"], "unknown norm 'l_inf': did you mean 'linf'"),
         (["--budget", "0.1,-1"], "budget must be finite and > 0, got -1"),
-        (["--examples", "-3"], "examples is -3"),
+        (["--examples", "-3"], "examples must be a whole number >= 0, got -3"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -19,7 +19,7 @@ def centres():
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("radius", [0.05, 0.3, 2.0])
 def test_projected_points_are_in_the_ball_and_the_box(centres, norm, radius):
-    ball = Ball.of(centres, radius, norm)
+    ball = Ball.around(centres, radius, norm)
     far = centres + 3 * torch.randn(centres.shape, generator=generator())
     for points in (ball.project(far), ball.random(generator()), ball.project(centres + ball.step(far, 5.0))):
         assert bool((sizes(points - centres, norm) <= radius * (1 + 1e-5)).all())
@@ -30,7 +30,7 @@ def test_projected_points_are_in_the_ball_and_the_box(centres, norm, radius):
 def test_projection_reaches_the_edge_and_leaves_inner_points_alone(norm):
     centres = torch.full((50, 1, 8, 8), 0.5)  # far enough from the box that only the ball limits
     direction = torch.randn(centres.shape, generator=generator())
-    ball = Ball.of(centres, 0.2, norm)
+    ball = Ball.around(centres, 0.2, norm)
     edge = sizes(ball.project(centres + 10 * direction) - centres, norm)
     torch.testing.assert_close(edge, torch.full_like(edge, 0.2), rtol=1e-5, atol=0)
     inner = centres + direction * (0.19 / sizes(direction, norm).float())[:, None, None, None]
@@ -38,7 +38,7 @@ def test_projection_reaches_the_edge_and_leaves_inner_points_alone(norm):
 
 
 def test_linf_projection_is_the_nearest_point(centres):
-    ball = Ball.of(centres, 0.1, "linf")
+    ball = Ball.around(centres, 0.1, "linf")
     far = centres + torch.randn(centres.shape, generator=generator())
     expected = torch.minimum(torch.maximum(far, centres - 0.1), centres + 0.1).clamp(0, 1)
     torch.testing.assert_close(ball.project(far), expected, rtol=0, atol=1e-6)
@@ -46,7 +46,7 @@ def test_linf_projection_is_the_nearest_point(centres):
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_step_gains_as_much_as_any_step_of_its_size(centres, norm):
-    ball = Ball.of(centres, 0.3, norm, box=None)
+    ball = Ball.around(centres, 0.3, norm, box=None)
     gradient = torch.randn(centres.shape, generator=generator())
     step = ball.step(gradient, 0.5)
     torch.testing.assert_close(sizes(step, norm), torch.full((50,), 0.15, dtype=torch.float64), rtol=1e-5, atol=0)
@@ -58,18 +58,18 @@ def test_a_step_gains_as_much_as_any_step_of_its_size(centres, norm):
 def test_radii_may_differ_by_example(centres):
     radius = torch.linspace(0.01, 0.4, 50)
     ball = Ball(centre=centres, radius=radius, norm="l2", box=None)
-    found = sizes(ball.project(centres + 9) - centres, "l2")
-    torch.testing.assert_close(found, radius.double(), rtol=1e-4, atol=0)
+    lengths = sizes(ball.project(centres + 9) - centres, "l2")
+    torch.testing.assert_close(lengths, radius.double(), rtol=1e-4, atol=0)
     rows = torch.tensor([3, 40])
     torch.testing.assert_close(ball.take(rows).radius, radius[rows])
 
 
 def test_random_l2_points_are_uniform_in_volume():
-    ball = Ball.of(torch.zeros(4000, 2), 1.0, "l2", box=None)
+    ball = Ball.around(torch.zeros(4000, 2), 1.0, "l2", box=None)
     inside = (sizes(ball.random(generator()), "l2") < 0.5**0.5).float().mean()
     assert abs(float(inside) - 0.5) < 0.04  # five standard deviations
 
 
 def test_an_unknown_norm_is_named(centres):
     with pytest.raises(InvalidInputError, match="did you mean 'linf'"):
-        Ball.of(centres, 0.1, "lin")
+        Ball.around(centres, 0.1, "lin")

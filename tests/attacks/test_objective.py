@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from securesgd.attacks.losses import LOSSES
-from securesgd.attacks.objective import CONFIRMING, Objective
+from securesgd.attacks.objective import CONFIRM_DRAWS, Objective
 from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
 
@@ -21,7 +21,7 @@ def test_the_gradient_is_the_mean_over_the_draws(images, place):
     objective = Objective(model, "cross-entropy", 6, torch.Generator().manual_seed(1), rows=30)  # two parts
     normals = torch.randn(6, *model.output_shape, generator=torch.Generator().manual_seed(1))
     objective.fix_noise()
-    seen = objective.look(x, labels)
+    values = objective.evaluate(x, labels)
     leaf = x.clone().requires_grad_()
     logits = []
     for draw in normals:  # one draw at a time, through the model itself
@@ -30,31 +30,33 @@ def test_the_gradient_is_the_mean_over_the_draws(images, place):
             logits.append(model(x))
     loss = torch.stack([functional.cross_entropy(one, labels, reduction="none") for one in logits]).mean(0)
     (expected,) = torch.autograd.grad(loss.sum(), leaf)
-    torch.testing.assert_close(seen.gradient, expected, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(seen.loss, loss.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(values.gradient, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(values.loss, loss.detach(), rtol=1e-4, atol=1e-5)
     votes = torch.stack([functional.one_hot(one.argmax(1), 10) for one in logits]).sum(0)
-    assert torch.equal(seen.votes, votes)
+    assert torch.equal(values.votes, votes)
 
 
 def test_draws_are_fresh_at_every_look_unless_fixed(noisy, images):
     x, labels = images[0][:5], images[1][:5]
     objective = Objective(noisy, "cross-entropy", 3, torch.Generator().manual_seed(1))
-    assert not torch.equal(objective.look(x, labels).loss, objective.look(x, labels).loss)
+    assert not torch.equal(objective.evaluate(x, labels).loss, objective.evaluate(x, labels).loss)
     objective.fix_noise()
-    assert torch.equal(objective.look(x, labels).loss, objective.look(x, labels).loss)
-    assert int(objective.confirm(x, labels).votes.sum()) == 5 * CONFIRMING
+    assert torch.equal(objective.evaluate(x, labels).loss, objective.evaluate(x, labels).loss)
+    assert int(objective.confirm(x, labels).votes.sum()) == 5 * CONFIRM_DRAWS
 
 
 def test_no_draws_is_the_network_without_its_noise(noisy, images):
     x, labels = images[0][:5], images[1][:5]
-    seen = Objective(noisy, "cross-entropy", 0, torch.Generator()).look(x, labels)
+    values = Objective(noisy, "cross-entropy", 0, torch.Generator()).evaluate(x, labels)
     with noisy.from_layer(noisy.noisy.clean(x)), torch.no_grad():
         expected = functional.cross_entropy(noisy(x), labels, reduction="none")
-    torch.testing.assert_close(seen.loss, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(values.loss, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_targeted_objective_is_turned_round(plain, images):
-    away, towards = (Objective(plain, "margin", 1, torch.Generator(), targeted=t).look(*images) for t in (False, True))
+    away, towards = (
+        Objective(plain, "margin", 1, torch.Generator(), targeted=t).evaluate(*images) for t in (False, True)
+    )
     torch.testing.assert_close(away.loss, -towards.loss)
     torch.testing.assert_close(away.gradient, -towards.gradient)
     torch.testing.assert_close(away.margin, -towards.margin)

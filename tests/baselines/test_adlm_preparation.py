@@ -17,7 +17,7 @@ from securesgd.models.predict import accuracy
 from securesgd.privacy import Ledger, UnprotectedRelease
 from securesgd.run import load_run
 from securesgd.run_training import train_run
-from securesgd.training.examples import examples_of
+from securesgd.training.examples import as_examples
 from tests.command_line import run_here
 
 from .test_adlm_network import NOISE
@@ -97,7 +97,7 @@ def test_pretraining_learns_and_leaves_the_model_alone():
     config, data = quick(pretrain_steps=300), load("digits")
     model = build_model(config, data.input_shape, 10)
     assert isinstance(model, AdlmNetwork)
-    before, examples = weights(model), examples_of((data.train_inputs, data.train_targets))
+    before, examples = weights(model), as_examples((data.train_inputs, data.train_targets))
     trained = pretrain_network(model, examples, np.random.default_rng(0))
     assert torch.equal(weights(model), before)
     assert accuracy(trained, data.test_inputs, data.test_targets) > 0.9

@@ -1,4 +1,4 @@
-"""The DP-SGD loop: right noise, right division, everything paid, same bits after an interruption, clear refusals."""
+"""The DP-SGD loop: right noise, right division, every step reserved, same bits after an interruption, refusals."""
 
 import copy
 import json
@@ -20,8 +20,8 @@ from securesgd.privacy import (
     replayed_statement,
 )
 from securesgd.runtime.randomness import Randomness
-from securesgd.training.accounted_run import Interlude
 from securesgd.training.loop import per_example_cross_entropy, train
+from securesgd.training.one_off_release import OneOffRelease
 
 from .conftest import small_data, small_model, small_settings
 
@@ -118,7 +118,7 @@ def test_interrupted_and_resumed_gives_the_same_bits(tmp_path, weights, changes,
 
 
 def test_a_reserved_block_counts_after_a_crash(tmp_path):
-    """Undercounting is the fault to catch: the crash is at step 6, the block of steps 5 to 9 was paid for."""
+    """Undercounting is the fault to catch: the crash is at step 6, the block of steps 5 to 9 was reserved."""
     with pytest.raises(InterruptedRunError):
         train(small_model(), small_data(), small_settings(), tmp_path / "run", on_step=stop_at(6))
     with Ledger.open(tmp_path / "run" / "ledger.jsonl") as ledger:
@@ -206,7 +206,7 @@ def test_any_map_style_dataset(tmp_path, weights):
     assert torch.equal(weights(from_dataset), weights(from_tensors))
 
 
-def test_resume_never_puts_the_same_noise_on_another_question(tmp_path):
+def test_resume_never_puts_the_same_noise_on_another_run(tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(InterruptedRunError):
         train(small_model(), small_data(), small_settings(), folder, on_step=stop_at(6))
@@ -298,26 +298,26 @@ def test_global_random_state_is_left_alone(tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
-def looking_interlude(step, event, seen):
+def reading_release(step, event, seen):
     def action(model, examples, stream):
         seen.append(float(stream.words(1)[0]) * 2.0**-64)
         with torch.no_grad():
             model[0].bias.add_(seen[-1])
 
-    return Interlude(step=step, event=event, action=action)
+    return OneOffRelease(step=step, event=event, action=action)
 
 
-def test_an_interlude_is_paid_once_and_repeats_after_a_crash(tmp_path, weights):
+def test_a_one_off_release_is_recorded_once_and_repeats_after_a_crash(tmp_path, weights):
     event = GaussianRelease(noise_multiplier=20.0, label="r")
     whole, broken, settings = small_model(), small_model(), small_settings(checkpoint_steps=6)
     seen = []
-    train(whole, small_data(), settings, tmp_path / "a", interlude=looking_interlude(7, event, seen))
-    interlude = looking_interlude(7, event, seen)
+    train(whole, small_data(), settings, tmp_path / "a", one_off_release=reading_release(7, event, seen))
+    release = reading_release(7, event, seen)
     with pytest.raises(InterruptedRunError):
-        train(broken, small_data(), settings, tmp_path / "b", interlude=interlude, on_step=stop_at(9))
+        train(broken, small_data(), settings, tmp_path / "b", one_off_release=release, on_step=stop_at(9))
     with pytest.raises(InvalidInputError, match="not those"):
         train(broken, small_data(), settings, tmp_path / "b", resume=True)
-    train(broken, small_data(), settings, tmp_path / "b", resume=True, interlude=looking_interlude(7, event, seen))
+    train(broken, small_data(), settings, tmp_path / "b", resume=True, one_off_release=reading_release(7, event, seen))
     assert len(set(seen)) == 1
     assert torch.equal(weights(whole), weights(broken))
     with Ledger.open(tmp_path / "b" / "ledger.jsonl") as ledger:
@@ -325,19 +325,21 @@ def test_an_interlude_is_paid_once_and_repeats_after_a_crash(tmp_path, weights):
         assert ledger.steps_charged == 20
 
 
-def test_calibration_leaves_room_for_the_interlude(tmp_path):
+def test_calibration_leaves_room_for_the_one_off_release(tmp_path):
     event = GaussianRelease(noise_multiplier=5.0, label="r")
     settings = small_settings(noise_multiplier=None, epsilon=2.0, accountant="pld", noise_seed=None)
-    result = train(small_model(), small_data(), settings, tmp_path / "run", interlude=looking_interlude(3, event, []))
+    result = train(
+        small_model(), small_data(), settings, tmp_path / "run", one_off_release=reading_release(3, event, [])
+    )
     assert result.noise_multiplier > calibrated_noise_multiplier(2.0, 1e-5, 12 / 60, 20)
     assert 2.0 - 1e-3 <= result.statement.epsilon <= 2.0
 
 
-def test_an_unprotected_interlude_voids_the_guarantee(tmp_path):
+def test_an_unprotected_one_off_release_voids_the_guarantee(tmp_path):
     event = UnprotectedRelease(label="r", reason="computed on private data as published")
     settings = small_settings(noise_multiplier=None, epsilon=2.0)
-    interlude = looking_interlude(3, event, [])
-    statement = train(small_model(), small_data(), settings, tmp_path / "run", interlude=interlude).statement
+    release = reading_release(3, event, [])
+    statement = train(small_model(), small_data(), settings, tmp_path / "run", one_off_release=release).statement
     assert not statement.guaranteed
     assert "not guaranteed: " in statement.in_words
     assert "as published" in statement.in_words
@@ -410,18 +412,18 @@ def test_a_finished_run_with_a_shortened_ledger_is_refused(tmp_path):
             train(small_model(), small_data(), small_settings(), tmp_path / "run", resume=True)
 
 
-def test_an_interlude_that_draws_from_torch_repeats_too(tmp_path, weights):
+def test_a_one_off_release_that_draws_from_torch_repeats_too(tmp_path, weights):
     def action(model, examples, stream):
         with torch.no_grad():
             model[0].bias.add_(torch.randn(8))
 
-    interlude = Interlude(step=8, event=None, action=action)
+    release = OneOffRelease(step=8, event=None, action=action)
     whole, broken, settings = small_model(), small_model(), small_settings(checkpoint_steps=8)
-    train(whole, small_data(), settings, tmp_path / "a", interlude=interlude)
+    train(whole, small_data(), settings, tmp_path / "a", one_off_release=release)
     with pytest.raises(InterruptedRunError):
-        train(broken, small_data(), settings, tmp_path / "b", interlude=interlude, on_step=stop_at(10))
+        train(broken, small_data(), settings, tmp_path / "b", one_off_release=release, on_step=stop_at(10))
     torch.manual_seed(1234)
-    train(broken, small_data(), settings, tmp_path / "b", interlude=interlude, resume=True)
+    train(broken, small_data(), settings, tmp_path / "b", one_off_release=release, resume=True)
     assert torch.equal(weights(whole), weights(broken))
 
 

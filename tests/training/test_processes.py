@@ -32,8 +32,11 @@ poison = {"loss": lambda o, t: torch.nn.functional.cross_entropy(o, t, reduction
 for folder, changes, is_poisoned in json.loads(sys.argv[2]):
     model = small_model(seed=dist.get_rank())  # rank 1 starts elsewhere: the weights must come from rank 0
     model[2].p = 0.0
+    stop = changes.pop("stop", None)
+    options = {"on_step": lambda report: report.step < stop} if stop and dist.get_rank() == 0 else {}
+    options |= poison if is_poisoned else {}
     try:
-        train(model, small_data(), small_settings(**changes), folder, **poison if is_poisoned else {})
+        train(model, small_data(), small_settings(**changes), folder, **options)
         print(json.dumps([p.detach().flatten().tolist() for p in model.parameters()]))
     except SecureSGDError as error:
         print("refused:", error)
@@ -51,6 +54,7 @@ def two_ranks(tmp_path_factory):
         "noise 0.0": ({"noise_multiplier": 0.0}, False),
         "noise 1.0": ({"noise_multiplier": 1.0}, False),
         "occupied": ({}, False),
+        "stopped": ({"stop": 7}, False),
         "poisoned": ({}, True),
     }
     jobs = [(str(place / name), *training) for name, training in trainings.items()]
@@ -100,6 +104,17 @@ def test_two_ranks_train_what_one_process_trains(two_ranks, tmp_path, weights, n
     assert torch.equal(torch.cat([saved.tensors[name].flatten() for name in small_model().state_dict()]), first)
     with Ledger.open(folder / "ledger.jsonl") as ledger:
         assert ledger.steps_charged == 20
+
+
+def test_a_stop_by_the_first_rank_stops_both(two_ranks):
+    """Only the first rank has a callback; the other must not wait for it or go on alone."""
+    lines, folder = two_ranks["stopped"]
+    first, second = (vector(line) for line in lines)
+    assert torch.equal(first, second)
+    saved = load_tensors(folder / "model.safetensors")
+    assert saved.record["steps"] == 7
+    with Ledger.open(folder / "ledger.jsonl") as ledger:
+        assert ledger.steps_charged == 10
 
 
 def test_an_error_on_one_rank_stops_both(two_ranks):

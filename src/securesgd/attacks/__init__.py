@@ -1,8 +1,11 @@
-"""Attacks on models that may be noisy, and a harness that believes none of them.
+"""Attacks on models that may be noisy, a harness that measures them without trusting them, and tests of certificates.
 
-ball, losses, objective     where an attack may go, what it climbs, and the gradient averaged over noise draws
-step_rules, projected_gradient, square      the loop behind fgsm, ifgsm, mim, madry and apgd; the black-box search
-settings, craft             the attacks by name; one call for all of them
-harness, suspicion          measures with its own clipping and votes; says when an attack is not to be trusted
-ball_search                 looks for a counter-example inside a certified ball
+`settings` (the table of attacks) and `robust_accuracy` (accuracies from rows) do not load torch. The layers
+up to `securesgd.certificates` may be imported here. In the order of the work:
+
+settings, ball, losses, objective           an attack by name; where it may go, what it climbs, averaged gradients
+projected_gradient, square, craft           one loop for fgsm, ifgsm, mim, madry and apgd; black box; one call for all
+harness, robust_accuracy, sanity_checks     own clipping and votes; accuracies with intervals; warnings about attacks
+cells, evaluate                             attacks.csv and attacks.json; the attacks of a run
+falsify                                     counter-examples to certificates
 """

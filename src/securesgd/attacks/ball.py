@@ -31,8 +31,8 @@ class Ball:
             raise InvalidInputError(f"unknown norm {self.norm!r}: {nearest(self.norm, NORMS)}")
 
     @classmethod
-    def of(cls, centre: Tensor, radius: float, norm: str, box: tuple[float, float] | None = PIXELS) -> "Ball":
-        """Return balls of one radius around all images."""
+    def around(cls, centre: Tensor, radius: float, norm: str, box: tuple[float, float] | None = PIXELS) -> "Ball":
+        """Return balls of one radius around the images `centre`."""
         return cls(centre=centre, radius=torch.full((len(centre),), radius).to(centre), norm=norm, box=box)
 
     def take(self, rows: Tensor) -> "Ball":

@@ -4,11 +4,12 @@ A cell is one attack at one budget under one set of settings; its name ends with
 can never be taken for each other. Rows are written part by part, whole or not at all.
 """
 
-__all__ = ["IMAGES", "RECORD", "ROWS", "Cells", "cell_name", "kept_images"]
+__all__ = ["IMAGES", "RECORD", "ROWS", "Cells", "cell_name", "load_images"]
 
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from securesgd.attacks.harness import Attacked
+from securesgd.attacks.harness import AttackedExamples
 from securesgd.attacks.robust_accuracy import COLUMNS
-from securesgd.attacks.sanity_checks import Suspicion
+from securesgd.attacks.sanity_checks import SanityWarning
 from securesgd.attacks.settings import AttackSettings
 from securesgd.errors import DamagedFileError
 from securesgd.runtime.run_folder import locked_folder
@@ -39,55 +40,54 @@ _NUMBERS = (
 
 def cell_name(attack: AttackSettings, measured: dict[str, Any]) -> str:
     """Return the name of a cell: readable, and different whenever a setting that matters is."""
-    kind = attack.attack if attack.protocol == "sound" else f"{attack.attack}-{attack.protocol}"
+    name = re.sub(r"[^\w.-]+", "-", attack.attack)  # that of an attack from outside may not be a file name
+    kind = name if attack.protocol == "sound" else f"{name}-{attack.protocol}"
     return f"{kind}-{attack.norm}-{attack.budget:g}-{_digest(attack.identity, measured)}"
 
 
 class Cells:
-    """What a run folder holds; build it with `Cells.opened`, which keeps other processes out."""
+    """The cells of a run folder; `Cells.open` returns them and keeps other processes out."""
 
     def __init__(self, folder: Path, weights: str) -> None:
         self.folder, self.weights = folder, weights
-        self.entries, self.rows, self.suspicions = _read(folder, weights)
+        self.entries, self.rows, self.warnings = _read(folder, weights)
 
     @classmethod
     @contextmanager
-    def opened(cls, folder: Path, weights: str) -> Iterator["Cells"]:
+    def open(cls, folder: Path, weights: str) -> Iterator["Cells"]:
         """Yield the folder's cells under a lock.
 
-        Raises: InvalidInputError if another process has it; DamagedFileError if the files are broken, or about other
-        weights. They are left untouched.
+        Raises: InvalidInputError if another process has it; DamagedFileError if the files are damaged, or were made
+        with other weights. They are left untouched.
         """
         with locked_folder(folder):
             yield cls(folder, weights)
 
     def begin(self, attack: AttackSettings, measured: dict[str, Any], *, again: bool = False) -> str:
-        """Return the name of a cell, new or as far as it is; `again` empties it first."""
+        """Return the name of a cell, added if it is new; `again` empties it first."""
         name = cell_name(attack, measured)
         if again:
             self.entries.pop(name, None)
             self.rows = [row for row in self.rows if row["cell"] != name]
-            _images_of(self.folder, name).unlink(missing_ok=True)
+            _images_path(self.folder, name).unlink(missing_ok=True)
         new = {"attack": attack.identity, "measured": measured, "seconds": 0.0, **dict.fromkeys(_COUNTS, 0)}
         self.entries.setdefault(name, new)
         return name
 
-    def of(self, name: str, examples: int | None = None) -> list[dict[str, Any]]:
+    def cell_rows(self, name: str, examples: int | None = None) -> list[dict[str, Any]]:
         """Return a cell's rows in the order of the examples, of the first `examples` if given."""
-        mine = [row for row in self.rows if row["cell"] == name]
-        return sorted(
-            (row for row in mine if examples is None or row["index"] < examples), key=lambda row: row["index"]
-        )
+        rows = [row for row in self.rows if row["cell"] == name and (examples is None or row["index"] < examples)]
+        return sorted(rows, key=lambda row: row["index"])
 
-    def add(self, name: str, found: Attacked, seconds: float, *, keep_images: bool = False) -> None:
+    def add(self, name: str, part: AttackedExamples, seconds: float, *, keep_images: bool = False) -> None:
         """Add a measured part and write everything."""
-        self.rows += [{"cell": name, **row} for row in found.rows]
+        self.rows += [{"cell": name, **row} for row in part.rows]
         entry = self.entries[name]
         entry["seconds"] = round(entry["seconds"] + seconds, 3)
         for count in _COUNTS:
-            entry[count] += getattr(found, count)
+            entry[count] += getattr(part, count)
         if keep_images:
-            _keep(self.folder, name, np.array([row["index"] for row in found.rows]), found.images)
+            _append_images(self.folder, name, np.array([row["index"] for row in part.rows]), part.images)
         self.write()
 
     def write(self) -> None:
@@ -95,14 +95,17 @@ class Cells:
         write_rows(self.folder / ROWS, [{name: row[name] for name in COLUMNS} for row in self.rows])
         record = {
             "format": 1, "weights": self.weights, "model_file": file_digest(self.folder / "model.safetensors"),
-            "cells": self.entries, "suspicions": self.suspicions,
+            "cells": self.entries, "suspicions": self.warnings,
         }  # fmt: skip
         write_json(self.folder / RECORD, record)
 
 
-def kept_images(folder: Path, name: str) -> tuple[NDArray[np.int64], Tensor]:
-    """Return indices and images of a cell that was measured with `keep_images`. Raises: DamagedFileError if not."""
-    tensors = load_tensors(_images_of(folder, name)).tensors
+def load_images(folder: Path, name: str) -> tuple[NDArray[np.int64], Tensor]:
+    """Return indices and images of a cell that was measured with `keep_images`.
+
+    Raises: DamagedFileError if it was not.
+    """
+    tensors = load_tensors(_images_path(folder, name)).tensors
     return tensors["index"].numpy(), tensors["images"]
 
 
@@ -111,72 +114,76 @@ def _digest(attack: dict[str, Any], measured: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _images_of(folder: Path, name: str) -> Path:
+def _images_path(folder: Path, name: str) -> Path:
     return folder / IMAGES / f"{name}.safetensors"
 
 
-def _keep(folder: Path, name: str, indices: NDArray[np.int64], images: Tensor) -> None:
-    path = _images_of(folder, name)
+def _append_images(folder: Path, name: str, indices: NDArray[np.int64], images: Tensor) -> None:
+    path = _images_path(folder, name)
     path.parent.mkdir(exist_ok=True)
-    index, known = torch.from_numpy(indices), images.cpu()
+    index, images = torch.from_numpy(indices), images.cpu()
     if path.exists():
-        before, there = kept_images(folder, name)
-        index, known = torch.cat([torch.from_numpy(before), index]), torch.cat([there, known])
-    save_tensors(path, Checkpoint({"index": index, "images": known}, {"cell": name}))
+        existing_index, existing_images = load_images(folder, name)
+        index = torch.cat([torch.from_numpy(existing_index), index])
+        images = torch.cat([existing_images, images])
+    save_tensors(path, Checkpoint({"index": index, "images": images}, {"cell": name}))
 
 
 def _read(folder: Path, weights: str) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return cells, rows and suspicions."""
-    rows, record = folder / ROWS, folder / RECORD
-    if not rows.exists() and not record.exists():
+    """Return the entries, rows and sanity warnings of a folder."""
+    rows_path, record_path = folder / ROWS, folder / RECORD
+    if not rows_path.exists() and not record_path.exists():
         return {}, [], []
     try:
-        kept = read_json(record)
-        entries = dict(kept["cells"])
+        record = read_json(record_path)
+        entries = dict(record["cells"])
         for name, entry in entries.items():
-            _require_whole(name, entry)
-        present = [_typed(row) for row in read_rows(rows, numbers=_NUMBERS)]
+            _require_consistent(name, entry)
+        present = [_parse_row(row) for row in read_rows(rows_path, numbers=_NUMBERS)]
         if tuple(present[0]) != COLUMNS:
             raise ValueError(f"{ROWS} has other columns")
         if len({(row["cell"], row["index"]) for row in present}) < len(present):
             raise ValueError(f"{ROWS} has a row twice")
-        about, suspicions = kept["weights"], [_suspicion(sign) for sign in kept["suspicions"]]
+        made_with, warnings = record["weights"], [_parse_warning(entry) for entry in record["suspicions"]]
     except (DamagedFileError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFileError(f"{record} or {rows.name} is damaged ({error}); move both away") from None
-    if about != weights:
-        raise DamagedFileError(f"{rows} is about other weights than the model's; move it and {RECORD} away")
-    return entries, [row for row in present if row["cell"] in entries], suspicions
+        raise DamagedFileError(f"{record_path} or {ROWS} is damaged ({error}); move both away") from None
+    if made_with != weights:
+        raise DamagedFileError(
+            f"{rows_path} was made with other weights (sha256 {str(made_with)[:8]}…) than the model's "
+            f"({weights[:8]}…); move it and {RECORD} away"
+        )
+    return entries, [row for row in present if row["cell"] in entries], warnings
 
 
-def _require_whole(name: str, entry: dict[str, Any]) -> None:
-    """Pass if an entry is of the settings that its name was made of, and has counts. Raises: ValueError, KeyError."""
+def _require_consistent(name: str, entry: dict[str, Any]) -> None:
+    """Raise ValueError or KeyError unless an entry has the settings that its name was made of, and counts."""
     if not name.endswith(_digest(entry["attack"], entry["measured"])):
         raise ValueError(f"cell {name[:80]} has other settings than its name says")
     for count in ("seconds", *_COUNTS):
         if isinstance(entry[count], bool) or not isinstance(entry[count], int | float) or entry[count] < 0:
             raise ValueError(f"cell {name[:80]}: {count} is {str(entry[count])[:40]}")
-    for sign in entry.get("probes", ()):
-        _suspicion(sign)
+    for warning in entry.get("probes", ()):
+        _parse_warning(warning)
 
 
-def _suspicion(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a kept suspicion. Raises: TypeError if it is not one."""
-    known = Suspicion(**record)
-    if not all(isinstance(text, str) for text in (known.name, known.attack, known.words)):
-        raise TypeError("a suspicion is not in words")
-    return known.json()
+def _parse_warning(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a recorded sanity warning. Raises: TypeError if it is not one."""
+    warning = SanityWarning(**record)
+    if not all(isinstance(text, str) for text in (warning.name, warning.attack, warning.words)):
+        raise TypeError("name, attack and words of a suspicion must be text")
+    return warning.json()
 
 
-def _typed(row: dict[str, Any]) -> dict[str, Any]:
+def _parse_row(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row as it was before it was written: whole numbers as such, and empty text for an empty cell.
 
     Raises: ValueError if a number is not finite, or a radius is no number.
     """
-    kept = ("budget", "size", "clean_radius", "clean_radius_published", "radius", "radius_published")
+    floats = ("budget", "size", "clean_radius", "clean_radius_published", "radius", "radius_published")
     for name, value in row.items():
-        if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, str) and name in kept):
+        if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, str) and name in floats):
             raise ValueError(f"{name} is {str(value)[:40]!r}; valid: a finite number")
     return {
-        name: "" if value is None else int(value) if isinstance(value, float) and name not in kept else value
+        name: "" if value is None else int(value) if isinstance(value, float) and name not in floats else value
         for name, value in row.items()
     }

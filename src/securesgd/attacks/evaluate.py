@@ -1,10 +1,10 @@
 """Attack a run: its model and test examples, a grid of attacks and budgets, certificates beside them, rows on disk.
 
-Examples are attacked in parts, and a part is on disk as soon as it is done: the same call goes on where it was, and
+Examples are attacked in parts, and a part is on disk as soon as it is done: the same call resumes a stopped one, and
 asking for more examples attacks only the new ones.
 """
 
-__all__ = ["Evaluation", "EvaluationSettings", "certifier_of", "evaluate_run"]
+__all__ = ["Evaluation", "EvaluationSettings", "evaluate_run", "make_certifier"]
 
 import json
 import time
@@ -20,8 +20,10 @@ from torch import Tensor, nn
 
 from securesgd.attacks.cells import Cells
 from securesgd.attacks.harness import Certifier, attack_examples, clean_votes
+from securesgd.attacks.objective import evaluation_mode
+from securesgd.attacks.projected_gradient import Progress
 from securesgd.attacks.robust_accuracy import attack_summary
-from securesgd.attacks.sanity_checks import Suspicion, probe, suspicions_of_rows
+from securesgd.attacks.sanity_checks import SanityWarning, check_rows, probe_attack
 from securesgd.attacks.settings import AttackSettings
 from securesgd.certificates.certify import certify
 from securesgd.certificates.record import MAX_DRAWS, CertifySettings
@@ -55,18 +57,25 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """The cells that were asked for, and what speaks against believing them."""
+    """The cells of one call, and the sanity warnings about their attacks."""
 
     cells: dict[str, dict[str, Any]]
     """By name: settings, counts, `summary` (accuracies, intervals, sandwich)."""
-    suspicions: list[Suspicion]
+    warnings: list[SanityWarning]
     images: dict[str, tuple[NDArray[np.int64], Tensor]] = field(default_factory=dict)
-    """By name: indices and attacked images of what was measured now, for a picture."""
+    """By name: indices and attacked images of the cells measured by this call; those of the others were on disk."""
+    picture: Path | None = None
+    """The gallery of the strongest attack, if it was drawn."""
 
     @property
     def holds(self) -> bool:
         """Whether certified <= attacked <= clean in every cell, within the Monte-Carlo error."""
         return all(cell["summary"]["sandwich"]["holds"] for cell in self.cells.values())
+
+    def json(self) -> dict[str, Any]:
+        """Return the record as JSON holds it."""
+        warnings = [warning.json() for warning in self.warnings]
+        return {"cells": self.cells, "suspicions": warnings, "sandwich_holds": self.holds}
 
 
 def evaluate_run(
@@ -77,51 +86,57 @@ def evaluate_run(
     attacks: Sequence[AttackSettings],
     settings: EvaluationSettings | None = None,
     *,
+    examples: int = 0,
     classes: int | None = None,
     again: bool = False,
     keep_images: bool = False,
     probes: bool = True,
     on_progress: Callable[[AttackSettings, float], None] | None = None,
 ) -> Evaluation:
-    """Attack examples 0, 1, … of a run's test set with each of `attacks`.
+    """Attack examples 0, 1, … of a run's test set with each of `attacks`: the first `examples`, or all if 0.
 
-    A cell that is there with the same settings is not measured again (unless `again`, which replaces it); one that is
-    there in part is finished. `probes` looks for signs that an attack is not to be believed, at its largest budget.
-    `on_progress` gets the cell at work and the share of it that is done.
+    A cell on disk with the same settings is not measured again (unless `again`, which replaces it); one that is there
+    in part is finished. `probes` runs the sanity checks of each attack at its largest budget. `on_progress` gets the
+    attack at work and the share of the whole call that is done.
     Raises: InvalidInputError if the data do not fit the model, or another process attacks the folder;
-    DamagedFileError if the files there are broken or about other weights. Nothing is overwritten then.
+    DamagedFileError if the files there are damaged or were made with other weights. Nothing is overwritten then.
     """
     settings = settings or EvaluationSettings()
+    if validate_count("examples", examples, 0):
+        inputs, targets = inputs[:examples], targets[:examples]
     outputs = _require_fit(model, inputs, targets, classes)
     measure = _Measurement(folder, model, inputs, targets, settings)
-    with Cells.opened(folder, fingerprint(model)) as cells:
-        names, pictures = {}, {}
-        for attack in attacks:
+    with Cells.open(folder, fingerprint(model)) as cells:
+        names, images = {}, {}
+        for number, attack in enumerate(attacks):
             name = names[attack] = cells.begin(attack, asdict(settings), again=again)
-            pictures[name] = measure.rest_of(cells, name, attack, keep_images, on_progress)
+
+            def watch(share: float, attack: AttackSettings = attack, number: int = number) -> None:
+                if on_progress is not None:
+                    on_progress(attack, (number + share) / len(attacks))
+
+            images[name] = measure.finish_cell(cells, name, attack, keep_images, watch)
             if probes and attack.budget == max(a.budget for a in attacks if _kind(a) == _kind(attack)):
                 entry = cells.entries[name]
                 if "probes" not in entry:
-                    entry["probes"] = [found.json() for found in probe(model, inputs, targets, attack)]
-            mine = cells.of(name, len(inputs))
+                    entry["probes"] = [warning.json() for warning in probe_attack(model, inputs, targets, attack)]
             cells.entries[name]["summary"] = attack_summary(
-                mine, classes=outputs, failure_prob=settings.failure_prob,
+                cells.cell_rows(name, len(inputs)), classes=outputs, failure_prob=settings.failure_prob,
                 certificate_failure_prob=settings.failure_prob,
             )  # fmt: skip
-        asked = {name: cells.entries[name] for name in names.values()}
-        suspicions = _suspicions(cells)
-        cells.suspicions = [found.json() for found in suspicions]
+        warnings = _collect_warnings(cells)
+        cells.warnings = [warning.json() for warning in warnings]
         cells.write()
-    tried = {attack.attack for attack in attacks}
+    evaluated = {attack.attack for attack in attacks}
     return Evaluation(
-        cells=asked,
-        suspicions=[found for found in suspicions if found.attack in tried],
-        images={name: shown for name, shown in pictures.items() if shown is not None},
+        cells={name: cells.entries[name] for name in names.values()},
+        warnings=[warning for warning in warnings if warning.attack in evaluated],
+        images={name: measured for name, measured in images.items() if measured is not None},
     )
 
 
 class _Measurement:
-    """What stays the same from cell to cell: the examples, their clean votes and certificates."""
+    """The examples of a run with their clean votes and certificates, which all cells share."""
 
     def __init__(
         self, folder: Path, model: nn.Module, inputs: Tensor, targets: Tensor, settings: EvaluationSettings
@@ -130,38 +145,31 @@ class _Measurement:
         self._certifiers: dict[tuple[str, int], Certifier | None] = {}
         self._votes: dict[tuple[int, bytes], Tensor] = {}
 
-    def rest_of(
-        self,
-        cells: Cells,
-        name: str,
-        attack: AttackSettings,
-        keep_images: bool,
-        on_progress: Callable[[AttackSettings, float], None] | None,
+    def finish_cell(
+        self, cells: Cells, name: str, attack: AttackSettings, keep_images: bool, on_progress: Progress
     ) -> tuple[NDArray[np.int64], Tensor] | None:
-        """Measure the examples that a cell does not have yet; return their indices and images."""
-        there = {row["index"] for row in cells.of(name)}
-        todo = np.array([i for i in range(len(self.inputs)) if i not in there], dtype=np.int64)
+        """Measure the examples that a cell does not have yet; return their indices and images, None if it has all."""
+        measured = {row["index"] for row in cells.cell_rows(name)}
+        missing = np.array([i for i in range(len(self.inputs)) if i not in measured], dtype=np.int64)
         images = []
-        for start in range(0, len(todo), PART):
-            part, began = todo[start : start + PART], time.perf_counter()
+        for start in range(0, len(missing), PART):
+            part, began = missing[start : start + PART], time.perf_counter()
 
             def watch(share: float, start: int = start, size: int = len(part)) -> None:
-                if on_progress is not None:
-                    on_progress(attack, (start + 0.999 * share * size) / len(todo))
+                on_progress((start + 0.999 * share * size) / len(missing))
 
             watch(0.0)
-            found = attack_examples(
+            examples = attack_examples(
                 self.model, self.inputs[part], self.targets[part], part, attack,
-                draws=self.settings.draws, clean=self._clean(part, attack.seed),
+                draws=self.settings.draws, clean=self._clean_votes(part, attack.seed),
                 certifier=self._certifier(attack), on_progress=watch,
             )  # fmt: skip
-            cells.add(name, found, time.perf_counter() - began, keep_images=keep_images)
-            images.append(found.images)
-        if on_progress is not None:
-            on_progress(attack, 1.0)
-        return (todo, torch.cat(images)) if images else None
+            cells.add(name, examples, time.perf_counter() - began, keep_images=keep_images)
+            images.append(examples.images)
+        on_progress(1.0)
+        return (missing, torch.cat(images)) if images else None
 
-    def _clean(self, part: NDArray[np.int64], seed: int) -> Tensor:
+    def _clean_votes(self, part: NDArray[np.int64], seed: int) -> Tensor:
         key = (seed, part.tobytes())
         if key not in self._votes:
             self._votes[key] = clean_votes(self.model, self.inputs[part], part, self.settings.draws, seed)
@@ -170,11 +178,11 @@ class _Measurement:
     def _certifier(self, attack: AttackSettings) -> Certifier | None:
         key = (attack.norm, attack.seed)
         if key not in self._certifiers:
-            self._certifiers[key] = certifier_of(self.model, *key, self.settings, self.folder / SENSITIVITIES)
+            self._certifiers[key] = make_certifier(self.model, *key, self.settings, self.folder / SENSITIVITIES)
         return self._certifiers[key]
 
 
-def certifier_of(
+def make_certifier(
     model: nn.Module, norm: str, seed: int, settings: EvaluationSettings, sensitivities: Path
 ) -> Certifier | None:
     """Return a function that certifies images in `norm`, or None for a model without noise or without draws for it.
@@ -190,41 +198,41 @@ def certifier_of(
         key = indices.tobytes()
         if place == "clean" and key in known:
             return known[key]
-        asked = CertifySettings(
+        certify_settings = CertifySettings(
             norm=norm,
             draws=settings.certify_draws,
             failure_prob=settings.failure_prob,
             seed=2 * seed + (place != "clean"),
         )
-        found = certify(model, images, asked, indices=indices, sensitivity=bound)
-        answer = {
-            "prediction": found.prediction,
-            "tight": np.where(found.abstained, 0.0, found.radius["tight"]),
-            "as-published": found.radius["as-published"],
+        certificates = certify(model, images, certify_settings, indices=indices, sensitivity=bound)
+        result = {
+            "prediction": certificates.prediction,
+            "tight": np.where(certificates.abstained, 0.0, certificates.radius["tight"]),
+            "as-published": certificates.radius["as-published"],
         }
         if place == "clean":
-            known[key] = answer
-        return answer
+            known[key] = result
+        return result
 
     return certifier
 
 
-def _suspicions(cells: Cells) -> list[Suspicion]:
-    """Return everything that speaks against the folder's cells: of the harness, of the probes, of the rows together."""
-    found = []
+def _collect_warnings(cells: Cells) -> list[SanityWarning]:
+    """Return all warnings about the folder's cells: of the harness, of the probes, of the rows compared."""
+    warnings = []
     for name, entry in cells.entries.items():
         if entry["outside"]:
             words = (
                 f"{entry['outside']} of {entry['attacked']} images of {name} came back outside the budget or the pixel "
                 "range and were clipped: the attack breaks its own rules."
             )
-            found.append(Suspicion(name="left-the-budget", attack=entry["attack"]["attack"], words=words))
-        found += [Suspicion(**known) for known in entry.get("probes", ())]
-    rows = {name: mine for name in cells.entries if (mine := cells.of(name))}
-    return found + suspicions_of_rows(rows, {name: _besides_budget(cells.entries[name]) for name in rows})
+            warnings.append(SanityWarning(name="left-the-budget", attack=entry["attack"]["attack"], words=words))
+        warnings += [SanityWarning(**record) for record in entry.get("probes", ())]
+    rows = {name: cell_rows for name in cells.entries if (cell_rows := cells.cell_rows(name))}
+    return warnings + check_rows(rows, {name: _settings_but_budget(cells.entries[name]) for name in rows})
 
 
-def _besides_budget(entry: dict[str, Any]) -> str:
+def _settings_but_budget(entry: dict[str, Any]) -> str:
     return json.dumps({name: value for name, value in entry["attack"].items() if name != "budget"}, sort_keys=True)
 
 
@@ -233,14 +241,22 @@ def _kind(attack: AttackSettings) -> tuple[str, str, str]:
 
 
 def _require_fit(model: nn.Module, inputs: Tensor, targets: Tensor, classes: int | None) -> int:
-    """Return the number of classes of the model; raise if the examples are not of its kind."""
+    """Return the number of classes of the model; raise InvalidInputError if the examples do not fit it."""
     device = next(model.parameters(), inputs).device
+    if not len(inputs):
+        raise InvalidInputError("there are no test examples to attack")
     try:
-        with torch.no_grad():
-            outputs = model(inputs[:1].to(device)).shape[1]
-    except RuntimeError as error:
-        shape, reason = list(inputs.shape[1:]), str(error).splitlines()[0]
-        raise InvalidInputError(f"the data do not fit the model: inputs of shape {shape} ({reason})") from None
+        with torch.no_grad(), evaluation_mode(model):
+            logits = model(inputs[:1].to(device))
+    except Exception as error:  # whatever a model of the user raises
+        shape, reason = list(inputs.shape[1:]), str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InvalidInputError(f"the data do not fit the model: inputs of shape {shape} ({reason})") from error
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:
+        kind = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise InvalidInputError(
+            f"the model returns {kind} for one example; valid: logits of shape [1, classes], at least 2 classes"
+        )
+    outputs = logits.shape[1]
     if classes is not None and classes != outputs:
         raise InvalidInputError(f"the data do not fit the model: {classes} classes, the model has {outputs}")
     if len(targets) < len(inputs) or int(targets.max()) >= outputs:

@@ -1,11 +1,12 @@
-"""Looks for a counter-example inside certified balls: an attack on the certificates themselves.
+"""Falsification of certificates: a search for counter-examples inside certified balls.
 
-A certificate says that no change of size below its radius makes another class win. The search climbs towards a change
-that does; what it finds counts only if fresh draws at that point prove it. So a flip means that the certificate is
-wrong (or that its own failure probability has struck), and no flip means only that none was found.
+A certificate says that no change of size below its radius makes another class win. The search follows averaged
+gradients towards a change that does; a point counts only if fresh draws prove that another class wins there. So a flip
+means that the certificate is wrong, or is one of the few that its failure probability allows; no flip means only that
+none was found.
 """
 
-__all__ = ["BallSearch", "check_run", "search"]
+__all__ = ["Falsification", "check_run", "falsify_certificates"]
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,23 +20,24 @@ from torch import Tensor, nn
 
 from securesgd.attacks.ball import Ball, per_image, sizes
 from securesgd.attacks.objective import Objective, evaluation_mode
-from securesgd.attacks.projected_gradient import Climb, Progress, projected_gradient
+from securesgd.attacks.projected_gradient import BestPoints, Progress, projected_gradient
 from securesgd.attacks.settings import AttackSettings
-from securesgd.attacks.streams import stream
 from securesgd.certificates.votes import smoothed_votes
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
+from securesgd.runtime.randomness import seeded_generator
 from securesgd.runtime.storage import write_json
 from securesgd.theory.confidence import clopper_pearson_lower
 from securesgd.theory.majority import allowed_failures
 from securesgd.validate import Array, open_probability_array, validate_count
 
+RULES = ("tight", "as-published")
 _ROUNDING = 6e-8  # of a pixel near 1 in single precision
 _HOPE = -0.2  # margin in mean probability, below which a point is not worth fresh draws
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BallSearch:
+class Falsification:
     """An entry per example, in the order of the inputs.
 
     Guarantee: if every certificate holds, then with probability >= 1 − failure_prob no entry at all is `flipped`.
@@ -59,7 +61,7 @@ class BallSearch:
 
     @property
     def in_words(self) -> str:
-        """One sentence on what was found."""
+        """The result in one sentence."""
         count, of = int(self.flipped.sum()), int(self.searched.sum())
         if not count:
             return f"searched {of} certified balls and proved no counter-example ({int(self.tested.sum())} came near)"
@@ -71,7 +73,7 @@ class BallSearch:
         )
 
 
-def search(
+def falsify_certificates(
     model: nn.Module,
     inputs: Tensor,
     predicted: ArrayLike,
@@ -86,13 +88,13 @@ def search(
     seed: int = 0,
     direction: NDArray[np.float64] | None = None,
     on_progress: Progress | None = None,
-) -> BallSearch:
+) -> Falsification:
     """Return the result of searching each ball around an input for a point where the predicted class does not win.
 
     Each ball is climbed from `restarts` random points and from both ends of `direction`, an input change of norm 1 such
-    as `Sensitivity.direction`, with gradients averaged over `eot` draws. Balls are whole: a certificate does not care
-    for the pixel range. Each found point gets `proof_draws` fresh draws and failure_prob divided by the number of
-    points that get them.
+    as `Sensitivity.direction`, with gradients averaged over `eot` draws. Balls are whole: a certificate does not
+    depend on the pixel range. Each candidate point gets `proof_draws` fresh draws, and failure_prob divided by the
+    number of points that get them.
     Raises: InvalidInputError if the model has no noise, or shapes, radii or numbers do not fit.
     """
     _require_fit(model, inputs, steps, restarts, eot, proof_draws)
@@ -109,20 +111,23 @@ def search(
     rows = searched.nonzero()[0]
     if len(rows):
         ball = Ball(
-            centre=inputs[rows], radius=_inner(radius[rows], norm, inputs[0].numel()).to(inputs), norm=norm, box=None
+            centre=inputs[rows], radius=_shrink(radius[rows], norm, inputs[0].numel()).to(inputs), norm=norm, box=None
         )
         settings = AttackSettings(attack="apgd-ce", budget=1.0, steps=steps, restarts=1, adaptive=True, eot=eot)
         with evaluation_mode(model):
-            objective = Objective(model, "smoothed", eot, stream(seed, "ball search"))
-            climb = _climbed(objective, ball, labels[rows], settings, restarts, seed, direction, on_progress)
-            seen = objective.confirm(climb.points, labels[rows])
-        points[rows], margin[rows] = climb.points.cpu(), torch.maximum(climb.margin, seen.margin).cpu().numpy()
-        others = seen.votes.scatter(1, labels[rows][:, None], -1)
+            objective = Objective(model, "smoothed", eot, seeded_generator(seed, "ball search"))
+            best_points = _climb_from_starts(
+                objective, ball, labels[rows], settings, restarts, seed, direction, on_progress
+            )
+            values = objective.confirm(best_points.points, labels[rows])
+        points[rows] = best_points.points.cpu()
+        margin[rows] = torch.maximum(best_points.margin, values.margin).cpu().numpy()
+        others = values.votes.scatter(1, labels[rows][:, None], -1)
         winner[rows] = others.argmax(1).cpu().numpy()
     change = sizes(points.double() - inputs.double(), norm).numpy()
     tested = searched & (margin > _HOPE) & (change < radius)
-    votes, flipped = _proven(model, points, labels.numpy(), winner, tested, proof_draws, alpha, seed)
-    return BallSearch(
+    votes, flipped = _prove_flips(model, points, labels.numpy(), winner, tested, proof_draws, alpha, seed)
+    return Falsification(
         points=points,
         searched=searched,
         tested=tested,
@@ -134,13 +139,13 @@ def search(
     )
 
 
-def _inner(radius: Array, norm: str, size: int) -> Tensor:
-    """Return radii a little smaller, so that rounding of pixels does not carry a point out of its ball."""
+def _shrink(radius: Array, norm: str, size: int) -> Tensor:
+    """Return slightly smaller radii, so that rounding of pixels does not carry a point out of its ball."""
     rounding = _ROUNDING * {"linf": 1.0, "l2": size**0.5}.get(norm, float(size))
     return torch.from_numpy(np.maximum(radius * (1 - 1e-6) - rounding, 0))
 
 
-def _climbed(
+def _climb_from_starts(
     objective: Objective,
     ball: Ball,
     labels: Tensor,
@@ -149,18 +154,20 @@ def _climbed(
     seed: int,
     direction: NDArray[np.float64] | None,
     on_progress: Progress | None,
-) -> Climb:
+) -> BestPoints:
     """Return the best points over all starts; a ball that is settled is left alone by later starts."""
-    climb, starts = Climb.begin(ball.centre), list(_starts(ball, restarts, seed, direction))
+    best_points, starts = BestPoints.start(ball.centre), list(_starts(ball, restarts, seed, direction))
     for number, start in enumerate(starts):
         # The start itself is a candidate: for a nearly linear network the worst direction is all there is to find.
-        open_rows = (~climb.settled).nonzero()[:, 0]
+        open_rows = (~best_points.settled).nonzero()[:, 0]
         if len(open_rows):
-            climb.note(open_rows, start[open_rows], objective.confirm(start[open_rows], labels[open_rows]))
-        climb = projected_gradient(objective, ball, labels, settings, objective.generator, start=start, climb=climb)
+            best_points.update(open_rows, start[open_rows], objective.confirm(start[open_rows], labels[open_rows]))
+        best_points = projected_gradient(
+            objective, ball, labels, settings, objective.generator, start=start, best_points=best_points
+        )
         if on_progress is not None:
             on_progress((number + 1) / len(starts))
-    return climb
+    return best_points
 
 
 def _starts(ball: Ball, restarts: int, seed: int, direction: NDArray[np.float64] | None) -> Iterator[Tensor]:
@@ -173,12 +180,12 @@ def _starts(ball: Ball, restarts: int, seed: int, direction: NDArray[np.float64]
         for sign in (1, -1):
             step = sign * along.reshape(ball.centre.shape[1:]) * per_image(ball.radius, ball.centre)
             yield ball.project(ball.centre + step)
-    generator = stream(seed, "ball search starts")
+    generator = seeded_generator(seed, "ball search starts")
     for _ in range(restarts):
         yield ball.random(generator)
 
 
-def _proven(
+def _prove_flips(
     model: nn.Module,
     points: Tensor,
     predicted: NDArray[np.int64],
@@ -218,9 +225,6 @@ def _require_fit(model: nn.Module, inputs: Tensor, steps: int, restarts: int, eo
     validate_count("proof_draws", proof_draws, 1)
 
 
-RULES = ("tight", "as-published")
-
-
 def check_run(
     folder: Path,
     model: NoisyNetwork,
@@ -236,7 +240,7 @@ def check_run(
     failure_prob: float = 1e-3,
     on_progress: Callable[[str, float], None] | None = None,
 ) -> dict[str, Any]:
-    """Search the certified balls of `rows` (of one norm, as in certificates.csv); write and return what was found.
+    """Search the certified balls of `rows` (of one norm, as in certificates.csv); write and return the result.
 
     Guarantee: if the certificates are what they claim, `sound` is True with probability >= 1 − failure_prob, besides
     the failures that the certificates' own probability explains (`allowed`; counted as if examples failed
@@ -245,15 +249,15 @@ def check_run(
     if not rows:
         raise InvalidInputError(f"{folder} has no certificates to check; run securesgd certify first")
     norm = str(rows[0]["norm"])
-    chosen = [row for row in rows if not row["abstained"]]
+    certified = [row for row in rows if not row["abstained"]]
     effort = {"restarts": restarts, "steps": steps, "eot": eot, "seed": seed}
     result: dict[str, Any] = {"norm": norm, "examples": len(rows), **effort, "rules": {}}
-    for rule in RULES if chosen else ():
-        found = search(
+    for rule in RULES if certified else ():
+        falsification = falsify_certificates(
             model,
-            inputs[[int(row["index"]) for row in chosen]],
-            [int(row["prediction"]) for row in chosen],
-            [float(row[f"radius_{rule}"]) for row in chosen],
+            inputs[[int(row["index"]) for row in certified]],
+            [int(row["prediction"]) for row in certified],
+            [float(row[f"radius_{rule}"]) for row in certified],
             norm,
             restarts=restarts,
             steps=steps,
@@ -263,13 +267,13 @@ def check_run(
             direction=direction,
             on_progress=None if on_progress is None else lambda share, rule=rule: on_progress(rule, share),  # type: ignore[misc]
         )
-        broken = [int(row["index"]) for row, wrong in zip(chosen, found.flipped, strict=True) if wrong]
+        broken = [int(row["index"]) for row, wrong in zip(certified, falsification.flipped, strict=True) if wrong]
         result["rules"][rule] = {
-            "searched": int(found.searched.sum()),
-            "near": int(found.tested.sum()),
+            "searched": int(falsification.searched.sum()),
+            "near": int(falsification.tested.sum()),
             "violations": len(broken),
             "broken": broken,
-            "in_words": found.in_words,
+            "in_words": falsification.in_words,
         }
     tight = result["rules"].get("tight", {"searched": 0, "violations": 0})
     result["allowed"] = allowed_failures(tight["searched"], certificate_failure_prob)

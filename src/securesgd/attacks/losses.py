@@ -63,5 +63,5 @@ def _at(values: Tensor, labels: Tensor) -> Tensor:
 
 
 def _others(values: Tensor, labels: Tensor) -> Tensor:
-    """Return the values with the label's entry out of the race."""
+    """Return the values with the label's entry set to minus infinity."""
     return values.scatter(2, labels.expand(len(values), -1)[..., None], -torch.inf)

@@ -3,11 +3,11 @@
 The first layer is linear, so it is computed once per image, only the rest of the network runs per draw, and the
 gradient comes back through the layer once (`models/split_network.py`). All draws of an image are in one pass.
 
-The images of a pass share their noise draws. Each image still sees independent draws, fresh at every look, which is all
-an attack needs; what is *measured* is measured by the harness, with noise of its own for every image.
+The images of a pass share their noise draws. Each image still sees independent draws, fresh at every evaluation, which
+is all an attack needs; what is *measured* is measured by the harness, with noise of its own for every image.
 """
 
-__all__ = ["CONFIRMING", "Look", "Objective", "evaluation_mode"]
+__all__ = ["CONFIRM_DRAWS", "Objective", "ObjectiveValues", "evaluation_mode"]
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,14 +21,15 @@ from securesgd.errors import InvalidInputError, nearest
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.split_network import SplitNetwork
 
-CONFIRMING = 100
-"""Draws of the second look that decides whether a noisy image is wrong: ten looks of twenty draws are many chances."""
+CONFIRM_DRAWS = 100
+"""Draws of the second evaluation that decides whether a noisy image is wrong: ten evaluations of twenty draws each are
+many chances for a lucky one."""
 _SURE = 3.0  # standard deviations of the votes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Look:
-    """What one look at a set of images shows, a row per image."""
+class ObjectiveValues:
+    """Loss, votes and gradient of one evaluation of the objective, a row per image."""
 
     loss: Tensor
     margin: Tensor
@@ -45,7 +46,7 @@ class Look:
 class Objective:
     """A loss to be made large: of the label, or minus that of the target if `targeted`.
 
-    `draws` noise draws per look; 0 is the network without its noise. A model that has no noise is looked at once.
+    `draws` noise draws per evaluation; 0 is the network without its noise. A model without noise is evaluated once.
     """
 
     def __init__(
@@ -65,25 +66,25 @@ class Objective:
         self.noisy = isinstance(model, NoisyNetwork) and draws > 0
         self.draws = draws if self.noisy else 1
         self.passes = 0
-        """Images times draws looked at so far."""
+        """Images times draws evaluated so far."""
         self._fixed: Tensor | None = None
 
     def fix_noise(self) -> None:
-        """Draw noise to be used at every look until the next `fix_noise`, so that two images can be compared on it."""
+        """Draw noise for every evaluation until the next `fix_noise`, so that two images can be compared on it."""
         self._fixed = self._noise(self.draws) if self.noisy else None
 
-    def look(self, x: Tensor, labels: Tensor, *, gradient: bool = True) -> Look:
+    def evaluate(self, x: Tensor, labels: Tensor, *, gradient: bool = True) -> ObjectiveValues:
         """Return loss, margin, votes and, if asked for, the gradient at each image."""
-        return self._looked(x, labels, self.draws, gradient, self._fixed)
+        return self._evaluate(x, labels, self.draws, gradient, self._fixed)
 
-    def confirm(self, x: Tensor, labels: Tensor) -> Look:
-        """Return a look without gradient, on fresh draws and more of them."""
-        return self._looked(x, labels, max(self.draws, CONFIRMING) if self.noisy else 1, False, None)
+    def confirm(self, x: Tensor, labels: Tensor) -> ObjectiveValues:
+        """Return the values without gradient, on fresh draws and more of them."""
+        return self._evaluate(x, labels, max(self.draws, CONFIRM_DRAWS) if self.noisy else 1, False, None)
 
-    def _looked(self, x: Tensor, labels: Tensor, draws: int, gradient: bool, noise: Tensor | None) -> Look:
+    def _evaluate(self, x: Tensor, labels: Tensor, draws: int, gradient: bool, noise: Tensor | None) -> ObjectiveValues:
         size = max(1, self.rows // draws)
-        pieces = [slice(start, start + size) for start in range(0, len(x), size)]
-        parts = [self._part(x[piece], labels[piece], draws, gradient, noise) for piece in pieces]
+        batches = [slice(start, start + size) for start in range(0, len(x), size)]
+        parts = [self._evaluate_batch(x[batch], labels[batch], draws, gradient, noise) for batch in batches]
         self.passes += len(x) * draws
         loss, votes, probabilities = (torch.cat([part[i] for part in parts]) for i in range(3))
         slope = torch.cat([part[3] for part in parts]) if gradient else None
@@ -94,9 +95,13 @@ class Objective:
         if self.targeted:
             loss, margin, ahead, slope = -loss, -margin, -ahead, None if slope is None else -slope
         won = ahead > (_SURE if self.noisy else 0.0) * (own + other).sqrt()
-        return Look(loss=loss, margin=margin, won=won, votes=votes, probabilities=probabilities, gradient=slope)
+        return ObjectiveValues(
+            loss=loss, margin=margin, won=won, votes=votes, probabilities=probabilities, gradient=slope
+        )
 
-    def _part(self, x: Tensor, labels: Tensor, draws: int, gradient: bool, noise: Tensor | None) -> tuple[Tensor, ...]:
+    def _evaluate_batch(
+        self, x: Tensor, labels: Tensor, draws: int, gradient: bool, noise: Tensor | None
+    ) -> tuple[Tensor, ...]:
         """Return loss, votes, mean probabilities and, if asked for, the loss's gradient of one pass."""
         x = x.detach().requires_grad_(gradient)
         with torch.set_grad_enabled(gradient):
@@ -126,16 +131,17 @@ class Objective:
 
 def _gradient(loss: Tensor, x: Tensor) -> Tensor:
     """Return the loss's gradient, zero where the loss cannot be differentiated: an attack sees that as flat."""
-    found = torch.autograd.grad(loss.sum(), x, allow_unused=True)[0] if loss.requires_grad else None
-    return torch.zeros_like(x) if found is None else found
+    gradient = torch.autograd.grad(loss.sum(), x, allow_unused=True)[0] if loss.requires_grad else None
+    return torch.zeros_like(x) if gradient is None else gradient
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Within the context the model is in eval mode; afterwards as it was."""
-    was_training = model.training
+    """Put the model into eval mode within the context, and every one of its modules back into its own mode after it."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        for module, training in modes:
+            module.training = training

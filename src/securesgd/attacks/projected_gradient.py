@@ -1,6 +1,6 @@
 """The one projected-gradient loop that fgsm, ifgsm, mim, madry and apgd are settings of."""
 
-__all__ = ["AdaptiveStep", "Climb", "FixedStep", "StepRule", "projected_gradient"]
+__all__ = ["AdaptiveStep", "BestPoints", "FixedStep", "StepRule", "projected_gradient"]
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from securesgd.attacks.ball import Ball, per_image
-from securesgd.attacks.objective import Look, Objective
+from securesgd.attacks.objective import Objective, ObjectiveValues
 from securesgd.attacks.settings import AttackSettings
 
 
 class StepRule(Protocol):
     """Returns the next points of the examples `rows`, which now stand at `x`."""
 
-    def __call__(self, rows: Tensor, x: Tensor, ball: Ball, seen: Look) -> Tensor: ...
+    def __call__(self, rows: Tensor, x: Tensor, ball: Ball, values: ObjectiveValues) -> Tensor: ...
 
 
 class FixedStep:
@@ -30,10 +30,10 @@ class FixedStep:
         self.length, self.momentum = length, momentum
         self.sum = torch.zeros_like(like) if momentum else None
 
-    def __call__(self, rows: Tensor, x: Tensor, ball: Ball, seen: Look) -> Tensor:
+    def __call__(self, rows: Tensor, x: Tensor, ball: Ball, values: ObjectiveValues) -> Tensor:
         """Return the points one step further."""
-        assert seen.gradient is not None
-        direction = seen.gradient
+        assert values.gradient is not None
+        direction = values.gradient
         if self.sum is not None:
             mean = direction.flatten(1).abs().mean(1).clamp_min(torch.finfo(direction.dtype).tiny)
             unit = direction / per_image(mean, x)
@@ -57,20 +57,20 @@ class AdaptiveStep:
         self.length = torch.full((count,), 2.0).to(like)
         self.best, self.best_gradient, self.previous = like.clone(), torch.zeros_like(like), like.clone()
         self.best_loss = torch.full((count,), -torch.inf).to(like)
-        self.last_loss = -self.best_loss  # so that the first look is not a rise
+        self.last_loss = -self.best_loss  # so that the first evaluation is not a rise
         self.rises = torch.zeros(count, device=like.device)
         self.loss_at_checkpoint = self.best_loss.clone()
         self.halved = torch.ones(count, dtype=torch.bool, device=like.device)
 
-    def __call__(self, rows: Tensor, x: Tensor, ball: Ball, seen: Look) -> Tensor:
+    def __call__(self, rows: Tensor, x: Tensor, ball: Ball, values: ObjectiveValues) -> Tensor:
         """Return the points one step further, with the step size that the losses so far call for."""
-        assert seen.gradient is not None
-        better = seen.loss > self.best_loss[rows]
-        self.best[rows[better]], self.best_gradient[rows[better]] = x[better], seen.gradient[better]
-        self.best_loss[rows[better]] = seen.loss[better]
-        self.rises[rows] += seen.loss > self.last_loss[rows]
-        self.last_loss[rows] = seen.loss
-        gradient = seen.gradient
+        assert values.gradient is not None
+        better = values.loss > self.best_loss[rows]
+        self.best[rows[better]], self.best_gradient[rows[better]] = x[better], values.gradient[better]
+        self.best_loss[rows[better]] = values.loss[better]
+        self.rises[rows] += values.loss > self.last_loss[rows]
+        self.last_loss[rows] = values.loss
+        gradient = values.gradient
         if self.step in self.checkpoints:
             back = self._halve(rows)
             x = torch.where(per_image(back, x), self.best[rows], x)
@@ -95,21 +95,21 @@ class AdaptiveStep:
 
 def _checkpoints(steps: int) -> set[int]:
     """Return the steps at which the step size is reconsidered: p₁ = 0.22, gaps shrinking by 0.03, at least 0.06."""
-    at, gap, found = 0.22, 0.22, set()
+    at, gap, checkpoints = 0.22, 0.22, set()
     while at <= 1:
-        found.add(max(1, round(at * steps)))
+        checkpoints.add(max(1, round(at * steps)))
         gap = max(gap - 0.03, 0.06)
         at += gap
-    return found
+    return checkpoints
 
 
 Progress = Callable[[float], None]
-"""Gets the share that is done."""
+"""A function that gets the share of the work that is done."""
 
 
 @dataclass(kw_only=True, eq=False)
-class Climb:
-    """The best point found so far of every example, by looks that were not used to choose it."""
+class BestPoints:
+    """The best point so far of every example, by evaluations that were not used to choose it."""
 
     points: Tensor
     margin: Tensor
@@ -120,17 +120,17 @@ class Climb:
     """Where the first gradient was exactly zero."""
 
     @classmethod
-    def begin(cls, points: Tensor) -> "Climb":
-        """Return the state before anything was seen."""
-        nothing = torch.zeros(len(points), dtype=torch.bool, device=points.device)
+    def start(cls, points: Tensor) -> "BestPoints":
+        """Return the clean images, before any evaluation."""
+        none = torch.zeros(len(points), dtype=torch.bool, device=points.device)
         margin = torch.full((len(points),), -torch.inf).to(points)
-        return cls(points=points.clone(), margin=margin, settled=nothing, flat=nothing.clone())
+        return cls(points=points.clone(), margin=margin, settled=none, flat=none.clone())
 
-    def note(self, rows: Tensor, x: Tensor, seen: Look) -> None:
-        """Keep points that are better than the best so far."""
-        better = seen.margin > self.margin[rows]
-        self.points[rows[better]], self.margin[rows[better]] = x[better], seen.margin[better]
-        self.settled[rows] |= seen.won
+    def update(self, rows: Tensor, x: Tensor, values: ObjectiveValues) -> None:
+        """Replace the best points of `rows` by `x` where `x` is better."""
+        better = values.margin > self.margin[rows]
+        self.points[rows[better]], self.margin[rows[better]] = x[better], values.margin[better]
+        self.settled[rows] |= values.won
 
 
 def projected_gradient(
@@ -141,65 +141,65 @@ def projected_gradient(
     generator: torch.Generator,
     *,
     start: Tensor | None = None,
-    climb: Climb | None = None,
+    best_points: BestPoints | None = None,
     on_progress: Progress | None = None,
-) -> Climb:
+) -> BestPoints:
     """Return the points reached from `start` (the centre or a random point if None), `restarts` times.
 
-    `climb` goes on from what another call has found: examples settled there are left alone if the attack stops early.
+    `best_points` are those of an earlier call: examples settled there are left alone if the attack stops early.
     Without `keep_best` the points are the last ones of the last restart.
     """
-    climb = Climb.begin(ball.centre) if climb is None else climb
+    best_points = BestPoints.start(ball.centre) if best_points is None else best_points
     for restart in range(settings.restarts):
         x = _start(ball, settings, generator, restart) if start is None else ball.project(start)
         rule = _rule(settings, x)
-        rows = _open(climb, settings)
+        rows = _active_rows(best_points, settings)
         for step in range(settings.steps):
             if not len(rows):
                 break
-            seen = objective.look(x[rows], labels[rows])
-            assert seen.gradient is not None
+            values = objective.evaluate(x[rows], labels[rows])
+            assert values.gradient is not None
             if step == restart == 0:
-                climb.flat[rows] |= ~seen.gradient.flatten(1).any(1)
-            x[rows] = _noted(climb, objective, rows, x[rows], labels, seen, settings, rule, ball)
-            rows = _open(climb, settings)
+                best_points.flat[rows] |= ~values.gradient.flatten(1).any(1)
+            x[rows] = _update_and_step(best_points, objective, rows, x[rows], labels, values, settings, rule, ball)
+            rows = _active_rows(best_points, settings)
             if on_progress is not None:
                 on_progress((restart + (step + 1) / settings.steps) / settings.restarts)
         if not settings.keep_best:
-            climb.points = x
+            best_points.points = x
         elif len(rows):
-            climb.note(rows, x[rows], objective.confirm(x[rows], labels[rows]))
-    return climb
+            best_points.update(rows, x[rows], objective.confirm(x[rows], labels[rows]))
+    return best_points
 
 
-def _noted(
-    climb: Climb,
+def _update_and_step(
+    best_points: BestPoints,
     objective: Objective,
     rows: Tensor,
     x: Tensor,
     labels: Tensor,
-    seen: Look,
+    values: ObjectiveValues,
     settings: AttackSettings,
     rule: StepRule,
     ball: Ball,
 ) -> Tensor:
-    """Note what this look found and return the next points.
+    """Update the best points with these values and return the next points.
 
-    Without noise a look is the truth. With noise a point that looks won is looked at again with fresh draws: of many
-    looks the luckiest would win, and the attack would stop at points that are not wrong.
+    Without noise an evaluation is exact. With noise a point that seems won is evaluated again with fresh draws:
+    otherwise the luckiest of many evaluations would win, and the attack would stop at points that are not wrong.
     """
     if settings.keep_best or settings.early_stop:
         if not objective.noisy:
-            climb.note(rows, x, seen)
-        elif settings.early_stop and bool(seen.won.any()):
-            lucky = seen.won.nonzero()[:, 0]
-            climb.note(rows[lucky], x[lucky], objective.confirm(x[lucky], labels[rows[lucky]]))
-    return rule(rows, x, ball.take(rows), seen)
+            best_points.update(rows, x, values)
+        elif settings.early_stop and bool(values.won.any()):
+            lucky = values.won.nonzero()[:, 0]
+            best_points.update(rows[lucky], x[lucky], objective.confirm(x[lucky], labels[rows[lucky]]))
+    return rule(rows, x, ball.take(rows), values)
 
 
-def _open(climb: Climb, settings: AttackSettings) -> Tensor:
+def _active_rows(best_points: BestPoints, settings: AttackSettings) -> Tensor:
     """Return the examples that are still attacked."""
-    return (~climb.settled | (not settings.early_stop)).nonzero()[:, 0]
+    return (~best_points.settled | (not settings.early_stop)).nonzero()[:, 0]
 
 
 def _start(ball: Ball, settings: AttackSettings, generator: torch.Generator, restart: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Square: an attack that only looks at scores. It needs no gradient, so masked gradients do not stop it.
+"""Square: an attack that only uses scores. It needs no gradient, so masked gradients do not stop it.
 
 Reference: Andriushchenko, Croce, Flammarion & Hein 2020, arXiv:1912.00049v3, Algorithms 1 to 3.
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from securesgd.attacks.ball import Ball, per_image, sizes
 from securesgd.attacks.objective import Objective
-from securesgd.attacks.projected_gradient import Climb, Progress
+from securesgd.attacks.projected_gradient import BestPoints, Progress
 
 _FIRST_SHARE = 0.8  # of the pixels, changed by the first squares
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # of 10,000 queries: the paper's schedule
@@ -29,12 +29,15 @@ def square_search(
     queries: int,
     generator: torch.Generator,
     *,
-    climb: Climb | None = None,
+    best_points: BestPoints | None = None,
     on_progress: Progress | None = None,
-) -> Climb:
-    """Return the best points found with `queries` looks per example; settled examples are left alone."""
-    climb = Climb.begin(ball.centre) if climb is None else climb
-    rows = (~climb.settled).nonzero()[:, 0]
+) -> BestPoints:
+    """Return the best points after `queries` evaluations per example; settled examples are left alone.
+
+    Inputs that are not images [n, channels, height, width] are treated as images of one line.
+    """
+    best_points = BestPoints.start(ball.centre) if best_points is None else best_points
+    rows = (~best_points.settled).nonzero()[:, 0]
     images = _as_images(ball.centre)
     best = ball.project(ball.centre + _first(ball, images, generator))
     score = torch.full((len(best),), -torch.inf).to(best)
@@ -42,23 +45,25 @@ def square_search(
         if not len(rows):
             break
         renewed = query % max(1, queries // _RENEWALS) == 0
-        if renewed:  # the best image, seen with new noise
+        if renewed:  # the best image again, with new noise
             objective.fix_noise()
-            shown = best[rows]
+            candidates = best[rows]
         else:
-            shown = _proposal(ball.take(rows), best[rows], images[rows], _share(query, queries), generator)
-        seen = objective.look(shown, labels[rows], gradient=False)
-        better = (seen.loss > score[rows]) | renewed
-        best[rows[better]], score[rows[better]] = shown[better], seen.loss[better]
-        lucky = seen.won.nonzero()[:, 0]  # on draws that were used to choose it: look again
+            candidates = _proposal(ball.take(rows), best[rows], images[rows], _share(query, queries), generator)
+        values = objective.evaluate(candidates, labels[rows], gradient=False)
+        better = (values.loss > score[rows]) | renewed
+        best[rows[better]], score[rows[better]] = candidates[better], values.loss[better]
+        lucky = values.won.nonzero()[:, 0]  # on draws that were used to choose it: evaluate again
         if len(lucky):
-            climb.note(rows[lucky], shown[lucky], objective.confirm(shown[lucky], labels[rows[lucky]]))
-            rows = rows[~climb.settled[rows]]
+            best_points.update(
+                rows[lucky], candidates[lucky], objective.confirm(candidates[lucky], labels[rows[lucky]])
+            )
+            rows = rows[~best_points.settled[rows]]
         if on_progress is not None:
             on_progress((query + 1) / queries)
     if len(rows):
-        climb.note(rows, best[rows], objective.confirm(best[rows], labels[rows]))
-    return climb
+        best_points.update(rows, best[rows], objective.confirm(best[rows], labels[rows]))
+    return best_points
 
 
 def _as_images(x: Tensor) -> Tensor:
@@ -91,11 +96,11 @@ def _proposal(ball: Ball, best: Tensor, images: Tensor, share: float, generator:
     if ball.norm == "linf":
         change[(..., *window)] = signs * per_image(ball.radius, images)
     else:
-        change = _moved_mass(change, window, _window(height, width, tall, wide, generator), signs, ball.radius)
+        change = _move_mass(change, window, _window(height, width, tall, wide, generator), signs, ball.radius)
     return ball.project(ball.centre + change.reshape(best.shape))
 
 
-def _moved_mass(
+def _move_mass(
     change: Tensor, window: tuple[slice, slice], source: tuple[slice, slice], signs: Tensor, radius: Tensor
 ) -> Tensor:
     """Return the l2 change with the squares of `source` and what is left of the budget gathered in `window`."""

@@ -1,6 +1,6 @@
 """The root that every command is registered with, and option values that are more than one number or word."""
 
-__all__ = ["app", "parse_numbers", "parse_settings"]
+__all__ = ["Dataset", "Network", "app", "parse_numbers", "parse_settings"]
 
 from typing import Annotated, Any
 
@@ -28,6 +28,13 @@ def _root(
         print(f"securesgd {__version__}")
         raise typer.Exit
 
+
+Network = Annotated[
+    str, typer.Option(help="The run's own network as package.module:function or file.py:function, if it has one.")
+]
+Dataset = Annotated[
+    str, typer.Option(help="Test data instead of the run's own: name, path or package.module:function.")
+]
 
 _MOST_NUMBERS = 1000
 """Of one option; each is a row of a table, or an attack of minutes."""

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from securesgd.cli.app import app, parse_numbers
+from securesgd.cli.app import Dataset, Network, app, parse_numbers
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.runtime.import_path import is_import_path
@@ -53,6 +53,8 @@ def certify(
         bool,
         typer.Option("--check", help="Then search the certified balls for a counter-example; exit 1 if there is one."),
     ] = False,
+    network: Network = "",
+    dataset: Dataset = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Certify predictions: the class, and a radius within which no change of the input can make it another one.
@@ -69,7 +71,7 @@ def certify(
         valid = nearest(rule, [*CERTIFICATE_RULES, "all"])
         raise InvalidInputError(f"unknown rule {rule!r}: {valid}, or an import path like package.module:function")
     keep_memory()
-    loaded = load_run(run)
+    loaded = load_run(run, network=network or None, dataset=dataset or None)
     with process_group() as processes, _progress() as show:
         result = loaded.certify(
             norms=[part.strip() for part in norm.split(",") if part.strip()] or None, examples=examples,

@@ -8,7 +8,7 @@ Every draw is a function of (key, purpose, step), not of what was drawn before. 
 on another number of threads, gives the same sample and noise: it repeats a release, it does not make a new one.
 """
 
-__all__ = ["Randomness"]
+__all__ = ["Randomness", "seeded_generator"]
 
 import hashlib
 import secrets
@@ -78,6 +78,17 @@ class Randomness:
         if _state_is_mersenne_twister():
             words[:] = stream.words(624) >> np.uint64(32)
             torch.set_rng_state(state)
+
+
+def seeded_generator(seed: int, purpose: str, part: int = 0) -> torch.Generator:
+    """Return the public generator of (seed, purpose, part), the same at every call: for measurements, not for privacy.
+
+    An attack, the votes that measure it and the draws that prove a flip have different purposes, so they share no
+    random numbers. torch's CPU generator reads only the low 32 bits of its seed, so the three are hashed rather than
+    shifted together.
+    """
+    digest = hashlib.sha256(f"{seed}|{purpose}|{part}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
 
 
 @cache

@@ -1,6 +1,6 @@
 """The training examples as the loop sees them: a number of them, and the batch at given indices."""
 
-__all__ = ["Examples", "check_examples", "data_digest", "examples_of"]
+__all__ = ["Examples", "as_examples", "check_examples", "data_digest"]
 
 import hashlib
 from collections.abc import Iterator
@@ -69,13 +69,13 @@ class DatasetExamples:
         kinds = [[_kind(part) for part in example] for example in chosen]
         for i, kind in zip(indices, kinds, strict=False):
             if kind != kinds[0]:  # stacked, one float64 among float32 would change the type of all
-                raise _other_kind(int(i), kind, kinds[0])
+                raise _mismatch(int(i), kind, kinds[0])
         inputs, targets = default_collate(chosen)
         count = len(indices)
         return inputs[:count], targets[:count]
 
 
-def examples_of(data: "Dataset[Any] | tuple[Tensor, Tensor]") -> Examples:
+def as_examples(data: "Dataset[Any] | tuple[Tensor, Tensor]") -> Examples:
     """Return `data` as Examples: a pair of tensors, a TensorDataset or any map-style Dataset of pairs."""
     if isinstance(data, TensorDataset):
         data = tuple(data.tensors)  # type: ignore[assignment]
@@ -93,10 +93,10 @@ def check_examples(examples: Examples, model: nn.Module, *, labelled: bool) -> N
 
     Labels (if `labelled`: they are classes for the cross-entropy) are whole numbers from 0 to the width of the model's
     output less 1. Inputs that are whole numbers are tokens below the size of the model's largest embedding; which of
-    its tables they go to is for the model to know, so it is run on all of them.
+    its tables they go to is decided by the model, so it is run on all of them.
 
-    The outcome depends on the data and is no release: the check belongs before the run, in the hands of whoever holds
-    the data, with nothing written yet. In the run, an index that fits nothing would be an error that tells of a record.
+    The outcome depends on the data and is not a release: the check precedes the run, for whoever holds the data, with
+    nothing written yet. During the run, an invalid index would be an error that reveals a record.
 
     Raises:
         InvalidInputError: naming the first example outside, its value and the bounds.
@@ -108,7 +108,7 @@ def check_examples(examples: Examples, model: nn.Module, *, labelled: bool) -> N
         kind = [(part.dtype, *part.shape[1:]) for part in (inputs, targets)]
         first = first or kind
         if kind != first:
-            raise _other_kind(start, kind, first)
+            raise _mismatch(start, kind, first)
         if classes is not None:
             if not targets.is_floating_point():
                 _require_range(targets, "label", classes, start)
@@ -119,7 +119,7 @@ def check_examples(examples: Examples, model: nn.Module, *, labelled: bool) -> N
         if vocabulary is not None and not inputs.is_floating_point():
             _require_range(inputs, "token", vocabulary, start)
         if not inputs.is_floating_point():
-            _require_taken(model, inputs, start)
+            _require_outputs(model, inputs, start)
 
 
 def _kind(part: Any) -> tuple[Any, ...]:
@@ -127,17 +127,17 @@ def _kind(part: Any) -> tuple[Any, ...]:
     return type(part), *(getattr(part, name, None) for name in ("shape", "dtype"))
 
 
-def _other_kind(example: int, kind: Any, first: Any) -> InvalidInputError:
+def _mismatch(example: int, kind: Any, first: Any) -> InvalidInputError:
     return InvalidInputError(f"example {example} is {kind}, others are {first}: all must have one shape and type")
 
 
-def _require_taken(model: nn.Module, tokens: Tensor, start: int) -> None:
-    """Return if the model has an output for all of these. A token that some table of it lacks is an error."""
+def _require_outputs(model: nn.Module, tokens: Tensor, start: int) -> None:
+    """Return if the model has an output for all of these. Raises: InvalidInputError for a token that a table lacks."""
     device = next(model.parameters()).device
     for at in range(0, len(tokens), _RUN_BATCH):
         piece = tokens[at : at + _RUN_BATCH].to(device)
         try:
-            with _evaluated(model):
+            with _eval_mode(model):
                 model(piece)
         except (IndexError, RuntimeError) as error:
             raise InvalidInputError(
@@ -154,10 +154,10 @@ def _require_range(values: Tensor, what: str, count: int, start: int) -> None:
 
 
 def _output_width(model: nn.Module, examples: Examples) -> int:
-    """Return the number of classes the model tells apart, from its output for an input of zeros."""
+    """Return the number of classes of the model, from its output for an input of zeros."""
     parameter = next(model.parameters())
     inputs, _ = examples.batch(np.arange(1))
-    with _evaluated(model):
+    with _eval_mode(model):
         outputs: Tensor = model(torch.zeros_like(inputs, device=parameter.device))
     if outputs.dim() < 2:
         raise InvalidInputError(f"the model's output has shape {list(outputs.shape)}: it must be [batch, classes]")
@@ -165,8 +165,8 @@ def _output_width(model: nn.Module, examples: Examples) -> int:
 
 
 @contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
-    """Put the model in eval mode without gradients; afterwards its modes, buffers and generators are as before."""
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put the model in eval mode without gradients; afterwards restore its modes, buffers and generators."""
     modes = [(module, module.training) for module in model.modules()]
     random, buffers = RandomState.capture(model), BufferState.capture(model)
     try:

@@ -1,4 +1,4 @@
-"""What a private training run is asked to do. Settings that change the claim come first, those of speed last."""
+"""The settings of a training run. Those that change the claim come first, those of speed last."""
 
 __all__ = ["OPTIMIZERS", "SCHEDULES", "TrainingSettings"]
 
@@ -24,7 +24,7 @@ Schedule = Literal["constant", "cosine", "linear"]
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 MAX_STEPS, MAX_COPIES = 10**7, 1000
-"""What would not end: ten million steps are four months at one a second, a thousand passes of each example likewise."""
+"""Runs above these would not end: ten million steps are four months at one a second."""
 LARGEST = 1e30  # of a rate or a norm: single precision ends at 3.4e38
 _ONLY_SPEED = {"micro_batch", "block_steps", "checkpoint_steps"}
 
@@ -36,7 +36,7 @@ class TrainingSettings:
     Privacy: give `epsilon` (the noise is calibrated to it), or `noise_multiplier` (epsilon is reported), or both (the
     run is refused if it would spend more than epsilon). `batch_size` is the *expected* size: sampling is Poisson, and
     sums are divided by it.
-    `private=False` trains without any of it, and the ledger says so.
+    `private=False` trains without privacy, and the ledger says so.
 
     Adjacency: the sampling rate is batch_size / number of examples, which makes that number public and the claim about
     *zeroing out* one example. With a `sampling_rate`, or a public `population` the examples are a part of (the rate is
@@ -69,7 +69,7 @@ class TrainingSettings:
     micro_batch: int | None = None
     """Examples in memory at once; None for all."""
     block_steps: int = 50
-    """Steps paid for ahead in one ledger line. A crash costs at most the rest of a block."""
+    """Steps reserved ahead in one ledger line. A crash costs at most the rest of a block."""
     checkpoint_steps: int = 50
 
     def __post_init__(self) -> None:
@@ -141,17 +141,21 @@ class TrainingSettings:
             )
         return self.batch_size / (self.population or examples)
 
-    def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of step `step`: warm-up from zero, then the schedule down to zero."""
+    def learning_rate_at(self, step: int, peak: float | None = None) -> float:
+        """Return the learning rate of step `step`: warm-up from zero to `peak`, then the schedule down to zero.
+
+        `peak` is `learning_rate` if it is None.
+        """
+        peak = self.learning_rate if peak is None else peak
         if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
+            return peak * (step + 1) / self.warmup_steps
         done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         shape = {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}
-        return self.learning_rate * shape[self.schedule]
+        return peak * shape[self.schedule]
 
     def fingerprint(self, noise_multiplier: float) -> str:
-        """Return a digest of everything that changes a released number, so that resuming cannot change the question."""
-        asked = {name: value for name, value in asdict(self).items() if name not in _ONLY_SPEED}
+        """Return a digest of all settings that change a released number; a resumed run must have the same."""
+        values = {name: value for name, value in asdict(self).items() if name not in _ONLY_SPEED}
         # micro_batch changes the order of additions, so the last bits: a re-run must use the same one.
-        asked |= {"noise_multiplier": noise_multiplier, "micro_batch": self.micro_batch}
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
+        values |= {"noise_multiplier": noise_multiplier, "micro_batch": self.micro_batch}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]

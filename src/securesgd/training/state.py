@@ -8,99 +8,97 @@ import torch
 from torch import Tensor, nn
 
 from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.runtime.tensors import Checkpoint
+from securesgd.training.optimizer import OptimizerFactory, RunOptimizer, SchedulerFactory
 from securesgd.training.settings import TrainingSettings
 
 
 class WeightAverage:
-    """average ← d·average + (1 − d)·weights, with d growing from 0.1 to `decay` so that the start is forgotten."""
+    """average ← d·average + (1 − d)·weights, with d growing from 0.1 to `decay` so that the start loses its weight."""
 
     def __init__(self, weights: dict[str, Tensor], decay: float) -> None:
         self.decay = decay
         self.values = {name: weight.detach().clone() for name, weight in weights.items()}
 
     def update(self, weights: dict[str, Tensor], step: int) -> None:
-        """Take in the weights after step `step`."""
+        """Add the weights after step `step` to the average."""
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.values.values()), [weights[n].detach() for n in self.values], 1 - decay)
 
 
-_OPTIMIZERS: dict[str, Any] = {
-    "sgd": lambda parameters, s: torch.optim.SGD(parameters, lr=s.learning_rate, momentum=s.momentum),
-    "adam": lambda parameters, s: torch.optim.Adam(parameters, lr=s.learning_rate),
-}
-
-
 class TrainingState:
-    """The model with its optimizer and the average of its weights, after `step` steps."""
+    """The model with its optimizer and the average of its weights, after `step` steps.
 
-    def __init__(self, model: nn.Module, settings: TrainingSettings) -> None:
+    Raises: InvalidInputError for an optimizer or scheduler whose state cannot be saved and resumed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: TrainingSettings,
+        optimizer: OptimizerFactory | None = None,
+        scheduler: SchedulerFactory | None = None,
+    ) -> None:
         self.model, self.settings, self.step = model, settings, 0
         self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.optimizer: torch.optim.Optimizer = _OPTIMIZERS[settings.optimizer](self.trainable.values(), settings)
+        self.optimizer = RunOptimizer(self.trainable, settings, optimizer, scheduler)
+        self.optimizer.require_resumable()
         self.average = WeightAverage(dict(self.trainable), settings.ema_decay) if settings.ema_decay else None
 
-    def descend(self, gradients: dict[str, Tensor]) -> None:
+    def apply_gradients(self, gradients: dict[str, Tensor]) -> None:
         """Take one optimizer step along the private gradients."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate_at(self.step)
-        for name, parameter in self.trainable.items():
-            parameter.grad = gradients[name].to(parameter.dtype)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step(gradients, self.step)
 
-    def advance(self) -> None:
-        """Count the step and take its weights into the average."""
+    def count_step(self) -> None:
+        """Count the step and add its weights to the average."""
         if self.average is not None:
             self.average.update(dict(self.trainable), self.step)
         self.step += 1
 
     def require_finite(self) -> None:
-        """Pass if all weights are finite: others have no gradient, and every further step would be noise alone.
+        """Return if all weights are finite: others have no gradient, and every further step would be noise alone.
 
-        This looks at released weights only, so that it tells nothing new about the data.
+        This reads released weights only, so that it reveals nothing more about the data.
         Raises: InvalidInputError with the step and the learning rate.
         """
         if not all(bool(torch.isfinite(parameter).all()) for parameter in self.trainable.values()):
+            rate = f"learning_rate {self.settings.learning_rate:g}"
             raise InvalidInputError(
-                f"the weights are not finite after step {self.step}; learning_rate {self.settings.learning_rate:g} is "
-                "too large for this model, start a new run with a smaller one"
+                f"the weights are not finite after step {self.step}; "
+                f"{'the learning rate' if self.optimizer.is_custom else rate} is too large for this model, start a new "
+                "run with a smaller one"
             )
 
     def use_average(self) -> None:
-        """Put the averaged weights into the model, if an average is kept."""
+        """Put the averaged weights into the model, if there is an average."""
         if self.average is not None:
             with torch.no_grad():
                 for name, parameter in self.trainable.items():
                     parameter.copy_(self.average.values[name])
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name, for a checkpoint."""
-        found = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        for name, parameter in self.trainable.items():
-            for key, value in self.optimizer.state[parameter].items():
-                if isinstance(value, Tensor):
-                    found[f"optimizer.{key}.{name}"] = value
+    def checkpoint(self) -> Checkpoint:
+        """Return all tensors by name, and the numbers of the optimizer."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors |= self.optimizer.tensors()
         if self.average is not None:
-            found |= {f"average.{name}": tensor for name, tensor in self.average.values.items()}
-        return {name: tensor.detach().clone() for name, tensor in found.items()}
+            tensors |= {f"average.{name}": tensor for name, tensor in self.average.values.items()}
+        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        return Checkpoint(copies, self.optimizer.record())
 
-    def load(self, tensors: dict[str, Tensor], step: int) -> None:
-        """Set everything to a checkpoint's tensors. Raises: DamagedFileError if they are not of this model."""
+    def load(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        """Set everything to that of a checkpoint. Raises: DamagedFileError if it is not of this model or optimizer."""
         weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+        self.load_weights(weights, int(record["step"]))
+        self.optimizer.load(tensors, record)
+        if self.average is not None:
+            for name, value in self.average.values.items():
+                value.copy_(tensors[f"average.{name}"])
+
+    def load_weights(self, weights: dict[str, Tensor], step: int) -> None:
+        """Set the weights to those after step `step`. Raises: DamagedFileError if they are not of this model."""
         try:
             self.model.load_state_dict(weights)
         except RuntimeError as error:
             reason = str(error).replace("\n", " ").replace("\t", "")
             raise DamagedFileError(f"the checkpoint is not of this model: {reason}") from None
-        self.optimizer.state.clear()
-        for full_name, tensor in tensors.items():
-            kind, _, rest = full_name.partition(".")
-            if kind == "optimizer":
-                key, _, name = rest.partition(".")
-                parameter = self.trainable[name]
-                # Adam keeps its step count on the CPU whatever the device.
-                place = tensor.clone() if tensor.dim() == 0 else tensor.to(parameter.device, copy=True)
-                self.optimizer.state[parameter][key] = place
-            elif kind == "average" and self.average is not None:
-                self.average.values[rest].copy_(tensor)
         self.step = step

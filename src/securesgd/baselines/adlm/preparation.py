@@ -18,8 +18,8 @@ from securesgd.baselines.adlm.network import AdlmNetwork
 from securesgd.baselines.adlm.relevance import propagate_relevance
 from securesgd.privacy import UnprotectedRelease
 from securesgd.runtime.key_stream import KeyStream
-from securesgd.training.accounted_run import Interlude
 from securesgd.training.examples import Examples
+from securesgd.training.one_off_release import OneOffRelease
 from securesgd.training.settings import TrainingSettings
 
 _BATCH = 128
@@ -36,13 +36,13 @@ def adlm_training_arguments(model: AdlmNetwork, training: TrainingSettings) -> d
     return {
         "loss": model.loss,
         "project": lambda _: model.advance(training.steps),
-        "interlude": _preparation(model.settings, training.batch_size),
+        "one_off_release": _preparation(model.settings, training.batch_size),
         "not_private": _NOT_PRIVATE,
     }
 
 
-def _preparation(settings: AdlmSettings, batch_size: int) -> Interlude:
-    """Return the interlude before step 0 that gives an `AdlmNetwork` its noise; its event voids the guarantee."""
+def _preparation(settings: AdlmSettings, batch_size: int) -> OneOffRelease:
+    """Return the release before step 0 that gives an `AdlmNetwork` its noise; its event voids the guarantee."""
 
     def action(model: nn.Module, examples: Examples, stream: KeyStream) -> None:
         assert isinstance(model, AdlmNetwork)
@@ -54,7 +54,7 @@ def _preparation(settings: AdlmSettings, batch_size: int) -> Interlude:
         noisy = relevance + generator.laplace(0.0, scale, mean.shape) + settings.relevance_offset
         model.set_noise(budget_shares(noisy), batch_size, generator)
 
-    return Interlude(step=0, event=_event(settings), action=action)
+    return OneOffRelease(step=0, event=_event(settings), action=action)
 
 
 def pretrain_network(model: AdlmNetwork, examples: Examples, generator: np.random.Generator) -> nn.Sequential:

@@ -1,0 +1,95 @@
+"""One step of DP-SGD: sample, clip, add up, add noise, divide; or the plain sum of a method without privacy."""
+
+__all__ = ["NotFiniteError", "Step", "plain_sum"]
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from securesgd.clipping.engine import ClippedSum, ClippingEngine, Loss, per_example
+from securesgd.errors import InvalidInputError
+from securesgd.runtime.grid_release import GridRelease
+from securesgd.runtime.processes import Processes
+from securesgd.runtime.randomness import Randomness
+from securesgd.training.examples import Examples
+from securesgd.training.settings import TrainingSettings
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step's release: the noisy, clipped gradient sum over a Poisson sample, divided by the expected batch size."""
+
+    engine: ClippingEngine
+    examples: Examples
+    loss: Loss
+    settings: TrainingSettings
+    sampling_rate: float
+    noise_multiplier: float
+    randomness: Randomness
+    processes: Processes
+
+    def gradient(self, step: int) -> tuple[dict[str, Tensor], int, float]:
+        """Return (gradients, batch size, mean loss) of step `step`; the gradients alone are private.
+
+        Guarantee (private settings): a Gaussian mechanism of noise multiplier σ on a Poisson sample of rate q. Division
+        is by the *expected* batch size, which does not depend on the sample.
+        """
+        settings, processes = self.settings, self.processes
+        sample = self.randomness.poisson_sample(step, len(self.examples), self.sampling_rate)
+        share = sample[processes.rank :: processes.count]
+        self.randomness.seed_model(step * processes.count + processes.rank)
+        add_up = self.engine.clipped_sum if settings.private else partial(plain_sum, self.engine.model)
+        sums = processes.together(
+            lambda: add_up(*self.examples.batch(share), self.loss, settings.copies, settings.micro_batch)
+        )
+        finite = sums.losses[~sums.losses.isnan()].double()
+        losses = torch.stack([finite.sum(), finite.new_tensor(len(finite))])
+        processes.add_up([*sums.gradients.values()])
+        processes.add_up([losses])
+        released = self._release([*sums.gradients.values()], step)
+        return dict(zip(sums.gradients, released, strict=True)), len(sample), (losses[0] / losses[1]).item()
+
+    def _release(self, sums: list[Tensor], step: int) -> list[Tensor]:
+        """Return the sums with the noise of the step, divided by the expected batch size."""
+        if not self.noise_multiplier:  # without protection, as the ledger says
+            return [total.div_(self.settings.batch_size) for total in sums]
+        release = GridRelease(
+            sensitivity=self.engine.sensitivity,
+            noise_multiplier=self.noise_multiplier,
+            size=sum(total.numel() for total in sums),
+        )
+        return release.release(sums, self.randomness.stream("noise", step), divisor=self.settings.batch_size)
+
+
+class NotFiniteError(InvalidInputError):
+    """The loss of an example is NaN or infinite. Only training without privacy raises it: it depends on an example."""
+
+
+def plain_sum(
+    model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, copies: int = 1, micro_batch: int | None = None
+) -> ClippedSum:
+    """Return the sum over examples of their gradients, without clipping and so without privacy. `norms` is empty.
+
+    Arguments as for `ClippingEngine.clipped_sum`, so that one loop serves all methods.
+    Raises: NotFiniteError; InvalidInputError if `loss` does not return one loss per row.
+    """
+    loss = per_example(loss)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    device = next(iter(parameters.values())).device
+    total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
+    losses = [torch.zeros(0, device=device)]
+    step = micro_batch or max(1, len(inputs))
+    for start in range(0, len(inputs), step):
+        rows = inputs[start : start + step].to(device).repeat_interleave(copies, dim=0)
+        values = loss(model(rows), targets[start : start + step].to(device).repeat_interleave(copies, dim=0))
+        gradients = torch.autograd.grad(values.sum() / copies, list(parameters.values()), allow_unused=True)
+        for name, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                total[name] += gradient
+        losses.append(values.detach().view(-1, copies).mean(dim=1))
+    all_losses = torch.cat(losses)
+    if not bool(torch.isfinite(all_losses).all()):
+        raise NotFiniteError("the loss is not finite; check the input for NaN or a learning rate that is too large")
+    return ClippedSum(total, torch.zeros(0, device=device), all_losses, skipped=0)
