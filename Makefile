@@ -25,7 +25,7 @@ demo: $(VENV)/runtime  ## run the product on embedded data and write runs/demo
 	$(BIN)/securesgd demo
 
 test: lint types $(VENV)/dev  ## lint, types and the fast tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/dev  ## ruff: format check and lint
 	$(BIN)/ruff format --check .

@@ -11,6 +11,20 @@ settings.register_profile("securesgd", deadline=None, derandomize="CI" in os.env
 settings.load_profile("securesgd")
 
 
+# Files are shared out to processes one by one (`--dist loadfile`): the longest go first, so that none is left alone.
+LONGEST_FILES = (
+    "reproduce/test_figures.py", "test_same_bytes.py", "test_examples.py", "clipping/test_clipping_rounding.py",
+    "report/test_page.py", "training/test_kill.py", "training/test_loop.py", "training/test_processes.py",
+    "privacy/test_accounting.py", "privacy/test_calibration.py", "attacks/test_evaluate.py", "attacks/test_craft.py",
+    "certificates/test_run_certificates.py", "certificates/test_soundness.py", "test_pages.py", "test_cli.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    rank = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory):
     """A run of two steps with every file a run folder can have; not to be written to (`copied_run` is a copy)."""

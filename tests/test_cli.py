@@ -8,7 +8,12 @@ import sys
 import pytest
 
 from securesgd.cli.progress import progress_bar
+from securesgd.presets import preset
 from tests.command_line import run, run_here
+
+
+def _with_training(settings, changes):
+    return settings | {"training": settings["training"] | changes}
 
 
 def test_noise_table_and_json():
@@ -59,8 +64,14 @@ def test_a_foreign_file_is_not_overwritten(tmp_path):
     assert (tmp_path / "fig1" / "rows.csv").read_text() == "my,own\n1,2\n"
 
 
-def test_demo_writes_into_runs(tmp_path):
-    result = run("demo", cwd=tmp_path)
+@pytest.mark.parametrize("size", ["small", pytest.param("whole", marks=pytest.mark.slow)])
+def test_demo_writes_into_runs(size, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if size == "small":
+        less = {"steps": 20, "copies": 1, "accountant": "rdp"}
+        monkeypatch.setattr("securesgd.config.preset", lambda *names: _with_training(preset(*names), less))
+        monkeypatch.setattr("securesgd.cli.demo._ATTACKED", 10)
+    result = run_here("demo")
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "runs" / "demo" / "fig1" / "figure.png").exists()
     for name in ("certificates.csv", "attacks.csv", "redistribution.png"):
