@@ -373,7 +373,8 @@ def test_json_records_of_a_run(text, copied_run):
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [(lambda cells: cells["attack"].update(attack="[/red]"), "settings"), (lambda cells: cells.update(attacked="x"), "attacked is x"),
+    [(lambda cells: cells["attack"].update(budget=0.06), "settings"),
+     (lambda cells: cells["attack"].update(attack="[/red]"), "settings"), (lambda cells: cells.update(attacked="x"), "attacked is x"),
      (lambda cells: cells.update(probes=[{"name": 1, "attack": "a", "words": "w"}]), "suspicion")],
 )  # fmt: skip
 def test_an_edited_cell_is_refused(change, reason, copied_run):

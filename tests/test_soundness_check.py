@@ -2,9 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,20 +10,21 @@ from securesgd.attacks.falsify import check_run
 from securesgd.config import run_config
 from securesgd.data.load import load
 from securesgd.errors import InvalidInputError
-from securesgd.run import load_run, train_run
+from securesgd.run import load_run
+from securesgd.run_training import train_run
 from securesgd.runtime.tables import read_rows, write_rows
 from securesgd.theory.certificates import radii_by_rule
+from tests.command_line import run_here
 
-SECURESGD = Path(sys.executable).with_name("securesgd")
+COMMAND = ("--norm", "l2", "--draws", "500", "--examples", "12", "--check")
 QUICK = {"restarts": 0, "steps": 10, "eot": 20}
 
 
 @pytest.fixture(scope="module")
 def certified(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "small"
-    train_run(run_config("digits", "secure-sgd", steps=60, batch_size=256), folder)
-    command = [SECURESGD, "certify", folder, "--norm", "l2", "--draws", "500", "--examples", "12", "--check"]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    train_run(run_config("digits", "secure-sgd", steps=60, batch_size=256, accountant="rdp"), folder)
+    done = run_here("certify", folder, *COMMAND)
     assert done.returncode == 0, done.stderr
     assert "rule tight: searched" in done.stdout
     return folder
@@ -41,8 +39,7 @@ def test_true_certificates_pass_and_the_record_is_kept(certified):
 
 
 def test_inflated_radii_are_caught(certified, tmp_path):
-    config, model = load_run(certified)
-    inputs = load(config.dataset).test_inputs
+    model, inputs = load_run(certified).model, load("digits").test_inputs
     rows = [row | {"radius_tight": 6 * row["radius_tight"]} for row in read_rows(certified / "certificates.csv")]
     result = check_run(tmp_path, model, inputs, rows, certificate_failure_prob=0.001, **QUICK)
     assert not result["sound"]
@@ -63,13 +60,12 @@ def test_the_command_ends_with_an_error_if_a_certificate_falls(certified, tmp_pa
         bounds = {"p_lower": p, "q_upper": 1 - p} | {f"radius_{rule}": float(r[0]) for rule, r in radii.items()}
         inflated.append(row | {name: int(row[name]) for name in whole} | bounds | {"abstained": 0})
     write_rows(folder / "certificates.csv", inflated)
-    command = [SECURESGD, "certify", folder, "--norm", "l2", "--draws", "500", "--examples", "12", "--check"]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    done = run_here("certify", folder, *COMMAND)
     assert done.returncode == 1
     assert "WRONG" in done.stdout
 
 
 def test_nothing_to_check(certified, tmp_path):
-    _, model = load_run(certified)
+    model = load_run(certified).model
     with pytest.raises(InvalidInputError, match="no certificates"):
         check_run(tmp_path, model, load("digits").test_inputs, [], certificate_failure_prob=0.001)

@@ -27,15 +27,12 @@ from securesgd.models.noisy import Place
 from securesgd.models.redistribution import WAYS
 from securesgd.presets import preset
 from securesgd.runtime.import_path import is_import_path
-from securesgd.runtime.run_folder import CONFIG
+from securesgd.runtime.run_folder import CONFIG, IN_MEMORY, OWN_NETWORK
 from securesgd.runtime.storage import read_toml
 from securesgd.theory import NORMS, noise_multiplier
 from securesgd.theory.redistribution import Direction
 from securesgd.training.settings import TrainingSettings
 from securesgd.validate import validate_count, validate_positive, validate_types
-
-IN_MEMORY, OWN_NETWORK = "in-memory", "own"
-"""What a configuration says of data and a network that only the caller has."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from securesgd.config import run_config
-from securesgd.run import train_run
-from tests.command_line import run, run_here
+from securesgd.run_training import train_run
+from tests.command_line import run_here
 
 QUICK = ("--examples", "30", "--eot", "4", "--steps", "3", "--draws", "100", "--certify-draws", "200", "--no-probes")
 
@@ -16,7 +16,7 @@ QUICK = ("--examples", "30", "--eot", "4", "--steps", "3", "--draws", "100", "--
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("attack") / "run"
-    train_run(run_config("digits", "secure-sgd", steps=60, copies=1, epsilon=8.0), folder)
+    train_run(run_config("digits", "secure-sgd", steps=60, copies=1, accountant="rdp"), folder)
     return folder
 
 
@@ -25,7 +25,7 @@ def rows(folder):
 
 
 def test_attacks_add_up_in_the_table_and_nothing_is_lost(trained):
-    first = run("attack", str(trained), "--attack", "fgsm", "--budget", "0.05,0.2", *QUICK)
+    first = run_here("attack", str(trained), "--attack", "fgsm", "--budget", "0.05,0.2", *QUICK)
     assert first.returncode == 0, first.stderr
     assert "fgsm" in first.stdout
     assert (trained / "attacks.png").read_bytes()[:4] == b"\x89PNG"
@@ -51,7 +51,7 @@ def test_attacks_add_up_in_the_table_and_nothing_is_lost(trained):
 def test_all_is_the_papers_four_and_images_are_kept_on_request(trained):
     from securesgd.attacks.cells import load_images
 
-    result = run("attack", str(trained), "--budget", "0.1", "--norm", "l2", *QUICK, "--keep-images", "--json")
+    result = run_here("attack", str(trained), "--budget", "0.1", "--norm", "l2", *QUICK, "--keep-images", "--json")
     assert result.returncode == 0, result.stderr
     cells = json.loads(result.stdout)["cells"]
     assert [cell["attack"]["attack"] for cell in cells.values()] == ["fgsm", "ifgsm", "mim", "madry"]

@@ -58,8 +58,8 @@ def test_a_step_gains_as_much_as_any_step_of_its_size(centres, norm):
 def test_radii_may_differ_by_example(centres):
     radius = torch.linspace(0.01, 0.4, 50)
     ball = Ball(centre=centres, radius=radius, norm="l2", box=None)
-    found = sizes(ball.project(centres + 9) - centres, "l2")
-    torch.testing.assert_close(found, radius.double(), rtol=1e-4, atol=0)
+    lengths = sizes(ball.project(centres + 9) - centres, "l2")
+    torch.testing.assert_close(lengths, radius.double(), rtol=1e-4, atol=0)
     rows = torch.tensor([3, 40])
     torch.testing.assert_close(ball.take(rows).radius, radius[rows])
 

@@ -17,10 +17,8 @@ def attacked(model, images, attack, budget, **changes):
     return craft(model, *images, attack_settings(attack, budget, **changes)).images
 
 
-def accuracy(model, found, labels, draws=150):
-    return float(
-        (vote_counts(model, found, draws, torch.Generator().manual_seed(99)).argmax(1) == labels).float().mean()
-    )
+def accuracy(model, x, labels, draws=150):
+    return float((vote_counts(model, x, draws, torch.Generator().manual_seed(99)).argmax(1) == labels).float().mean())
 
 
 @pytest.mark.parametrize("attack", ITERATIVE)
@@ -85,10 +83,10 @@ def test_auto_is_at_least_as_strong_as_its_parts(noisy, images):
 def test_a_targeted_attack_reaches_its_target(plain, noisy, images):
     for model in (plain, noisy):
         settings = attack_settings("madry", 0.4, target="3", steps=20, restarts=1)
-        found = craft(model, *images, settings)
-        votes = vote_counts(model, found.images, 200, torch.Generator().manual_seed(5)).argmax(1)
+        crafted = craft(model, *images, settings)
+        votes = vote_counts(model, crafted.images, 200, torch.Generator().manual_seed(5)).argmax(1)
         assert float((votes == 3).float().mean()) > 0.9
-        assert found.labels.eq(3).all()
+        assert crafted.labels.eq(3).all()
 
 
 def test_chosen_targets_are_not_the_label(plain, images):

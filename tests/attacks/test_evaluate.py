@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from securesgd.attacks import evaluate as evaluation
+from securesgd.attacks import evaluate
 from securesgd.attacks.cells import Cells, cell_name, load_images
 from securesgd.attacks.craft import craft
 from securesgd.attacks.evaluate import EvaluationSettings, evaluate_run
@@ -22,7 +22,7 @@ MEASURED = EvaluationSettings(draws=150, certify_draws=150)
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(evaluation, "PART", 15)
+    monkeypatch.setattr(evaluate, "PART", 15)
 
 
 @pytest.fixture
@@ -44,33 +44,33 @@ def table(folder):
 
 
 def test_both_accuracies_intervals_and_the_sandwich(noisy, few, tmp_path):
-    found = evaluated(tmp_path, noisy, few, grid("fgsm", "madry"))
-    assert found.holds
-    assert len(found.cells) == 4
+    evaluation = evaluated(tmp_path, noisy, few, grid("fgsm", "madry"))
+    assert evaluation.holds
+    assert len(evaluation.cells) == 4
     assert len(table(tmp_path)) == 4 * 40
-    for cell in found.cells.values():
+    for cell in evaluation.cells.values():
         summary = cell["summary"]
         certified = summary["certified_accuracy"]["tight"]
         assert certified["clean"]["share"] <= summary["accuracy"]["share"] <= summary["clean_accuracy"]["share"]
         assert certified["attacked"]["share"] <= summary["accuracy"]["share"]
         assert summary["accuracy"]["lower"] < summary["accuracy"]["upper"]
-    small, large = (cell["summary"] for cell in list(found.cells.values())[2:])
+    small, large = (cell["summary"] for cell in list(evaluation.cells.values())[2:])
     assert small["certified_accuracy"]["tight"]["clean"]["share"] > 0.1
     assert large["accuracy"]["share"] < small["accuracy"]["share"] - 0.1
-    assert set(json.loads((tmp_path / "attacks.json").read_text())["cells"]) == set(found.cells)
+    assert set(json.loads((tmp_path / "attacks.json").read_text())["cells"]) == set(evaluation.cells)
 
 
 def test_inflated_certificates_are_caught(noisy, few, tmp_path, monkeypatch):
-    true = evaluation.make_certifier
+    true = evaluate.make_certifier
 
     def inflated(*arguments):
         certifier = true(*arguments)
-        return lambda *asked: certifier(*asked) | {"tight": np.full(len(asked[0]), 0.5)}
+        return lambda *request: certifier(*request) | {"tight": np.full(len(request[0]), 0.5)}
 
-    monkeypatch.setattr(evaluation, "make_certifier", inflated)
-    found = evaluated(tmp_path, noisy, few, grid("madry", budgets=(0.3,)))
-    assert not found.holds
-    (cell,) = found.cells.values()
+    monkeypatch.setattr(evaluate, "make_certifier", inflated)
+    evaluation = evaluated(tmp_path, noisy, few, grid("madry", budgets=(0.3,)))
+    assert not evaluation.holds
+    (cell,) = evaluation.cells.values()
     assert len(cell["summary"]["sandwich"]["contradictions"]) > 10
 
 
@@ -99,7 +99,7 @@ def test_what_is_there_is_not_measured_again(noisy, few, tmp_path, monkeypatch):
         raise AssertionError("measured again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluation, "attack_examples", never)
+        patch.setattr(evaluate, "attack_examples", never)
         second = evaluated(tmp_path, noisy, few)
         with pytest.raises(AssertionError, match="measured again"):
             evaluated(tmp_path, noisy, few, again=True)
@@ -126,42 +126,46 @@ def test_more_examples_later(noisy, few, tmp_path):
     part = few[0][:15], few[1][:15]
     evaluated(tmp_path, noisy, part)
     first = table(tmp_path)
-    found = evaluated(tmp_path, noisy, few)
+    evaluation = evaluated(tmp_path, noisy, few)
     later = table(tmp_path)
     assert [row for row in later if row in first] == first
-    assert {cell["summary"]["examples"] for cell in found.cells.values()} == {40}
+    assert {cell["summary"]["examples"] for cell in evaluation.cells.values()} == {40}
     again = evaluated(tmp_path, noisy, part)  # fewer: of those asked for
     assert {cell["summary"]["examples"] for cell in again.cells.values()} == {15}
 
 
 def test_kept_images_are_those_that_were_measured(plain, few, tmp_path):
-    found = evaluated(tmp_path, plain, few, grid("ifgsm", budgets=(0.3,)), keep_images=True)
-    (name,) = found.cells
+    evaluation = evaluated(tmp_path, plain, few, grid("ifgsm", budgets=(0.3,)), keep_images=True)
+    (name,) = evaluation.cells
     index, images = load_images(tmp_path, name)
     assert list(index) == list(range(40))
-    assert torch.equal(images, found.images[name][1])
+    assert torch.equal(images, evaluation.images[name][1])
     with torch.no_grad():
         wrong = (plain(images).argmax(1) != few[1]).float().mean()
-    assert float(wrong) == pytest.approx(1 - found.cells[name]["summary"]["accuracy"]["share"])
+    assert float(wrong) == pytest.approx(1 - evaluation.cells[name]["summary"]["accuracy"]["share"])
     with pytest.raises(DamagedFileError, match="is missing"):
         load_images(tmp_path, "another")
 
 
 def test_a_model_without_noise_has_no_certificates(plain, few, tmp_path):
-    found = evaluated(tmp_path, plain, few)
-    assert found.holds
-    assert all("certified_accuracy" not in cell["summary"] for cell in found.cells.values())
+    evaluation = evaluated(tmp_path, plain, few)
+    assert evaluation.holds
+    assert all("certified_accuracy" not in cell["summary"] for cell in evaluation.cells.values())
     assert all(row["clean_radius"] == "" and row["draws"] == "1" for row in table(tmp_path))
 
 
-def test_suspicions_are_reported_and_kept(noisy, few, tmp_path):
+def test_warnings_are_reported_and_kept(noisy, few, tmp_path):
     published = [attack_settings("ifgsm", budget, protocol="as-published") for budget in (0.05, 0.1)]
-    found = evaluated(tmp_path, noisy, few, published, probes=True)
-    assert [one.name for one in found.warnings if one.name == "noise-free-gradients"] == ["noise-free-gradients"]
-    assert json.loads((tmp_path / "attacks.json").read_text())["suspicions"] == [one.json() for one in found.warnings]
+    evaluation = evaluated(tmp_path, noisy, few, published, probes=True)
+    assert [one.name for one in evaluation.warnings if one.name == "noise-free-gradients"] == ["noise-free-gradients"]
+    assert json.loads((tmp_path / "attacks.json").read_text())["suspicions"] == [
+        one.json() for one in evaluation.warnings
+    ]
     with Cells.open(tmp_path, fingerprint(noisy)) as cells:  # a later attack that is stopped half-way keeps them
         cells.write()
-    assert json.loads((tmp_path / "attacks.json").read_text())["suspicions"] == [one.json() for one in found.warnings]
+    assert json.loads((tmp_path / "attacks.json").read_text())["suspicions"] == [
+        one.json() for one in evaluation.warnings
+    ]
 
 
 def test_attacks_of_an_earlier_call_are_compared_too(plain, few, tmp_path, monkeypatch):
@@ -170,8 +174,8 @@ def test_attacks_of_an_earlier_call_are_compared_too(plain, few, tmp_path, monke
     with monkeypatch.context() as patch:  # a gradient attack that finds nothing
         patch.setattr(harness, "craft", lambda m, x, *a, **k: replace(craft(m, x, *a, **k), images=x))
         evaluated(tmp_path, plain, few, grid("ifgsm", budgets=(0.3,)))
-    found = evaluated(tmp_path, plain, few, grid("square", budgets=(0.3,)))
-    assert [one.name for one in found.warnings] == ["black-box-beats-white-box"]
+    evaluation = evaluated(tmp_path, plain, few, grid("square", budgets=(0.3,)))
+    assert [one.name for one in evaluation.warnings] == ["black-box-beats-white-box"]
 
 
 def test_an_attack_that_breaks_its_rules_is_named(plain, few, tmp_path, monkeypatch):
@@ -179,8 +183,8 @@ def test_an_attack_that_breaks_its_rules_is_named(plain, few, tmp_path, monkeypa
 
     true = harness.craft
     monkeypatch.setattr(harness, "craft", lambda *a, **k: (m := true(*a, **k)) and replace(m, images=m.images + 1))
-    found = evaluated(tmp_path, plain, few, grid("fgsm", budgets=(0.1,)))
-    assert [one.name for one in found.warnings] == ["left-the-budget"]
+    evaluation = evaluated(tmp_path, plain, few, grid("fgsm", budgets=(0.1,)))
+    assert [one.name for one in evaluation.warnings] == ["left-the-budget"]
 
 
 def test_foreign_damaged_or_other_files_are_left_alone(noisy, plain, few, tmp_path):

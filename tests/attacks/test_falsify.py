@@ -68,10 +68,10 @@ def test_chance_does_not_count_as_a_flip():
     offset = model.network[1].bias[1] - model.network[1].bias[0]
     with torch.no_grad():
         on = x - ((x @ slope + offset) / slope.square().sum())[:, None] * slope
-    found = falsify_certificates(model, on, predicted, np.full(len(x), 1e-4), "l2", **QUICK | {"proof_draws": 1000})
-    assert found.tested.all()
-    assert (found.votes[:, 1] > found.votes[:, 0]).any()
-    assert not found.flipped.any()
+    result = falsify_certificates(model, on, predicted, np.full(len(x), 1e-4), "l2", **QUICK | {"proof_draws": 1000})
+    assert result.tested.all()
+    assert (result.votes[:, 1] > result.votes[:, 0]).any()
+    assert not result.flipped.any()
 
 
 def test_failure_prob_is_shared_among_the_points():
@@ -94,19 +94,25 @@ def test_failure_prob_is_shared_among_the_points():
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_certificates_of_a_trained_network_survive_and_enlarged_ones_do_not(noisy, images, norm):
     x = images[0][:40]
-    found = certify(noisy, x, CertifySettings(norm=norm, draws=2000, seed=0))
-    settings = {"restarts": 1, "steps": 10, "eot": 20, "proof_draws": 4000, "direction": found.sensitivity.direction}
-    held = falsify_certificates(noisy, x, found.prediction, found.radius["tight"], norm, **settings)
+    certificates = certify(noisy, x, CertifySettings(norm=norm, draws=2000, seed=0))
+    settings = {
+        "restarts": 1,
+        "steps": 10,
+        "eot": 20,
+        "proof_draws": 4000,
+        "direction": certificates.sensitivity.direction,
+    }
+    held = falsify_certificates(noisy, x, certificates.prediction, certificates.radius["tight"], norm, **settings)
     assert held.searched.sum() > 25
     assert not held.flipped.any()
-    broken = falsify_certificates(noisy, x, found.prediction, 4 * found.radius["tight"], norm, **settings)
+    broken = falsify_certificates(noisy, x, certificates.prediction, 4 * certificates.radius["tight"], norm, **settings)
     assert broken.flipped.mean() > 0.5
 
 
 def test_no_ball_no_search(noisy, images):
-    found = falsify_certificates(noisy, images[0][:3], images[1][:3], np.zeros(3), "linf", **QUICK)
-    assert not (found.searched | found.tested | found.flipped).any()
-    assert torch.equal(found.points, images[0][:3])
+    result = falsify_certificates(noisy, images[0][:3], images[1][:3], np.zeros(3), "linf", **QUICK)
+    assert not (result.searched | result.tested | result.flipped).any()
+    assert torch.equal(result.points, images[0][:3])
 
 
 def test_bad_input_is_refused(plain, noisy, images):

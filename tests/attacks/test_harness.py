@@ -37,12 +37,12 @@ def cheating(change):
 def test_an_attack_that_leaves_the_budget_gains_nothing(plain, few, norm, monkeypatch):
     settings = attack_settings("ifgsm", {"linf": 0.02, "l2": 0.1}[norm], norm=norm, **QUICK)
     monkeypatch.setattr(harness, "craft", cheating(lambda made, clean: clean + 20 * (made - clean)))
-    found = attack_examples(plain, *few, INDICES, settings)
-    assert found.outside > 0.8 * found.attacked
-    assert bool((sizes(found.images - few[0], norm) <= settings.budget + 1e-6).all())
-    assert bool(((found.images >= 0) & (found.images <= 1)).all())
-    assert [row["size"] for row in found.rows] == pytest.approx(sizes(found.images - few[0], norm).tolist())
-    broken = sum(row["success"] for row in found.rows)
+    examples = attack_examples(plain, *few, INDICES, settings)
+    assert examples.outside > 0.8 * examples.attacked
+    assert bool((sizes(examples.images - few[0], norm) <= settings.budget + 1e-6).all())
+    assert bool(((examples.images >= 0) & (examples.images <= 1)).all())
+    assert [row["size"] for row in examples.rows] == pytest.approx(sizes(examples.images - few[0], norm).tolist())
+    broken = sum(row["success"] for row in examples.rows)
     assert broken < 20  # with the change it claimed, nearly all would fall
 
 
@@ -62,8 +62,8 @@ def test_pixels_out_of_range_and_nonsense_are_put_right(few):
 
 def test_success_is_measured_not_told(plain, few, monkeypatch):
     monkeypatch.setattr(harness, "craft", cheating(lambda _, clean: clean))  # claims to have won with clean images
-    found = attack_examples(plain, *few, INDICES, attack_settings("fgsm", 0.3))
-    for row in found.rows:
+    examples = attack_examples(plain, *few, INDICES, attack_settings("fgsm", 0.3))
+    for row in examples.rows:
         assert row["prediction"] == row["clean_prediction"]
         assert row["success"] == (row["prediction"] != row["label"])
         assert row["size"] == 0
@@ -71,14 +71,14 @@ def test_success_is_measured_not_told(plain, few, monkeypatch):
 
 def test_votes_are_fresh_and_those_of_the_attacked_image(noisy, few):
     settings = attack_settings("mim", 0.15, **QUICK)
-    found = attack_examples(noisy, *few, INDICES, settings, draws=300)
-    own = vote_counts(noisy, found.images, 3000, torch.Generator().manual_seed(77))
-    for row, votes in zip(found.rows, own, strict=True):
+    examples = attack_examples(noisy, *few, INDICES, settings, draws=300)
+    own = vote_counts(noisy, examples.images, 3000, torch.Generator().manual_seed(77))
+    for row, votes in zip(examples.rows, own, strict=True):
         share = float(votes[row["label"]]) / 3000
         spread = (share * (1 - share) * (1 / 300 + 1 / 3000)) ** 0.5
         assert abs(row["label_votes"] / 300 - share) < 5 * spread + 0.02
     again = attack_examples(noisy, *few, INDICES, settings, draws=300)
-    assert found.rows == again.rows  # the same examples in the same part: the same numbers
+    assert examples.rows == again.rows  # the same examples in the same part: the same numbers
     assert not torch.equal(
         clean_votes(noisy, few[0], INDICES, 300, seed=0), clean_votes(noisy, few[0], INDICES, 300, seed=1)
     )
@@ -97,39 +97,41 @@ def test_examples_wrong_without_attack_stay_wrong(plain, few):
 
 def test_a_targeted_attack_succeeds_at_its_target_only(plain, few):
     settings = attack_settings("madry", 0.4, target="3", steps=15, restarts=1)
-    found = attack_examples(plain, *few, INDICES, settings)
-    for row in found.rows:
+    examples = attack_examples(plain, *few, INDICES, settings)
+    for row in examples.rows:
         if row["target"] == "":
             assert row["label"] == 3 or row["clean_prediction"] != row["label"]
             assert not row["success"]
         else:
             assert (row["target"], row["success"]) == (3, row["prediction"] == 3)
-    assert sum(row["success"] for row in found.rows) > 40
+    assert sum(row["success"] for row in examples.rows) > 40
 
 
 def test_certificates_are_asked_at_both_images(noisy, few):
-    asked = []
+    requests = []
 
     def certifier(images, indices, place):
-        asked.append((place, images.clone(), indices))
+        requests.append((place, images.clone(), indices))
         classes = vote_counts(noisy, images, 300, torch.Generator().manual_seed(1)).argmax(1).numpy()
         classes[0] = (classes[0] + 1) % 10  # of another class than the votes
         return {"prediction": classes, "tight": np.full(len(images), 0.2), "as-published": np.full(len(images), 0.3)}
 
-    found = attack_examples(noisy, *few, INDICES, attack_settings("fgsm", 0.1, eot=8), draws=300, certifier=certifier)
-    (clean, before, every), (attacked, after, some) = asked
+    examples = attack_examples(
+        noisy, *few, INDICES, attack_settings("fgsm", 0.1, eot=8), draws=300, certifier=certifier
+    )
+    (clean, before, every), (attacked, after, some) = requests
     assert (clean, attacked) == ("clean", "attacked")
     assert torch.equal(before, few[0])
-    assert torch.equal(after, found.images[torch.from_numpy(some)])
+    assert torch.equal(after, examples.images[torch.from_numpy(some)])
     assert np.array_equal(every, INDICES)
-    assert len(some) == found.attacked
-    assert (found.rows[0]["clean_radius"], found.rows[0]["clean_radius_published"]) == (0, 0)
-    assert sum(row["clean_radius"] == 0.2 for row in found.rows) > 50
-    assert sum(row["radius_published"] == 0.3 for row in found.rows) > 40
+    assert len(some) == examples.attacked
+    assert (examples.rows[0]["clean_radius"], examples.rows[0]["clean_radius_published"]) == (0, 0)
+    assert sum(row["clean_radius"] == 0.2 for row in examples.rows) > 50
+    assert sum(row["radius_published"] == 0.3 for row in examples.rows) > 40
 
 
 def test_rows_have_the_columns_of_the_file(plain, few):
-    found = attack_examples(plain, *few, INDICES, attack_settings("fgsm", 0.1))
-    assert ("cell", *found.rows[0]) == COLUMNS
-    assert found.rows[0]["draws"] == 1
-    assert found.rows[0]["clean_radius"] == ""
+    examples = attack_examples(plain, *few, INDICES, attack_settings("fgsm", 0.1))
+    assert ("cell", *examples.rows[0]) == COLUMNS
+    assert examples.rows[0]["draws"] == 1
+    assert examples.rows[0]["clean_radius"] == ""

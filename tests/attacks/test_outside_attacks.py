@@ -23,7 +23,7 @@ from securesgd.attacks.settings import (
 )
 from securesgd.config import run_config
 from securesgd.errors import InvalidInputError
-from securesgd.run import train_run
+from securesgd.run_training import train_run
 from tests.attacks import outside_attack
 from tests.attacks.outside_attack import far_outside, not_numbers, signed_gradient
 from tests.command_line import run_here

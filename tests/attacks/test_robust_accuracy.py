@@ -22,33 +22,33 @@ def test_the_two_accuracies_of_the_paper():
         row(2, attacked=(10, 990), radius=0.05),  # broken
         row(3, clean=(10, 990), attacked=(10, 990)),  # wrong before: its radius is of another class
     ]
-    found = attack_summary(rows, classes=10)
-    assert found["clean_accuracy"]["share"] == 0.75
-    assert found["accuracy"]["share"] == 0.5
-    assert found["success"] == 0.5
-    assert found["certified_accuracy"]["tight"]["clean"]["share"] == 0.25
-    assert found["certified_accuracy"]["tight"]["attacked"]["share"] == 0.25
-    assert found["accuracy"]["lower"] < 0.5 < found["accuracy"]["upper"]
-    assert found["undecided"] == 0
-    assert found["sandwich"]["holds"]
-    assert "0.250 certified <= 0.500 under attack <= 0.750 clean" in found["sandwich"]["in_words"]
+    summary = attack_summary(rows, classes=10)
+    assert summary["clean_accuracy"]["share"] == 0.75
+    assert summary["accuracy"]["share"] == 0.5
+    assert summary["success"] == 0.5
+    assert summary["certified_accuracy"]["tight"]["clean"]["share"] == 0.25
+    assert summary["certified_accuracy"]["tight"]["attacked"]["share"] == 0.25
+    assert summary["accuracy"]["lower"] < 0.5 < summary["accuracy"]["upper"]
+    assert summary["undecided"] == 0
+    assert summary["sandwich"]["holds"]
+    assert "0.250 certified <= 0.500 under attack <= 0.750 clean" in summary["sandwich"]["in_words"]
 
 
 def test_a_broken_certificate_is_caught():
     fine = [row(i) for i in range(20)]
     broken = [row(i, attacked=(200, 800)) for i in (20, 21, 22)]
-    found = attack_summary(fine + broken, classes=10)["sandwich"]
-    assert not found["holds"]
-    assert found["contradictions"] == [20, 21, 22]
-    assert "not true" in found["in_words"]
+    summary = attack_summary(fine + broken, classes=10)["sandwich"]
+    assert not summary["holds"]
+    assert summary["contradictions"] == [20, 21, 22]
+    assert "not true" in summary["in_words"]
     assert attack_summary(fine, classes=10)["sandwich"]["holds"]
 
 
 def test_votes_that_prove_nothing_contradict_nothing():
     rows = [row(i) for i in range(20)] + [row(i, attacked=(490, 510)) for i in range(20, 26)]
-    found = attack_summary(rows, classes=10)
-    assert found["sandwich"]["holds"]
-    assert found["undecided"] == pytest.approx(6 / 26)
+    summary = attack_summary(rows, classes=10)
+    assert summary["sandwich"]["holds"]
+    assert summary["undecided"] == pytest.approx(6 / 26)
 
 
 def test_a_certificate_below_the_budget_promises_nothing():
@@ -58,19 +58,19 @@ def test_a_certificate_below_the_budget_promises_nothing():
 
 def test_more_right_under_attack_than_without_is_caught():
     rows = [row(i) for i in range(10)] + [row(i, clean=(100, 900), radius=0.0) for i in range(10, 14)]
-    found = attack_summary(rows, classes=10)["sandwich"]
-    assert not found["holds"]
-    assert "the measurement is wrong" in found["in_words"]
+    summary = attack_summary(rows, classes=10)["sandwich"]
+    assert not summary["holds"]
+    assert "the measurement is wrong" in summary["in_words"]
 
 
 def test_a_model_without_noise_votes_once_and_has_no_certificates():
     rows = [row(i, (1, 0), (0, 1), radius="", after="", draws=1) for i in range(4)]
     rows += [row(i, (1, 0), (1, 0), radius="", after="", draws=1) for i in range(4, 8)]
-    found = attack_summary(rows, classes=10)
-    assert found["accuracy"]["share"] == 0.5
-    assert found["undecided"] == 0
-    assert "certified_accuracy" not in found
-    assert found["sandwich"]["holds"]
+    summary = attack_summary(rows, classes=10)
+    assert summary["accuracy"]["share"] == 0.5
+    assert summary["undecided"] == 0
+    assert "certified_accuracy" not in summary
+    assert summary["sandwich"]["holds"]
 
 
 def test_failure_probability_is_read():

@@ -18,10 +18,10 @@ def cell(attack, budget, broken, by=None, protocol="sound"):
 
 
 def names(*cells):
-    return [found.name for found in check_rows({str(i): rows for i, rows in enumerate(cells)})]
+    return [warning.name for warning in check_rows({str(i): rows for i, rows in enumerate(cells)})]
 
 
-def test_healthy_rows_raise_no_suspicion():
+def test_healthy_rows_give_no_warning():
     cells = [cell(a, b, range(n)) for a in ("fgsm", "madry", "square", "auto") for b, n in ((0.1, 20), (0.2, 60))]
     assert names(*cells) == []
 
@@ -55,9 +55,9 @@ def test_black_box_inside_auto():
 
 
 def test_words_say_what_was_seen_and_votes_that_prove_nothing_count_for_nothing():
-    (found,) = check_rows({"a": cell("mim", 0.1, range(30)), "b": cell("mim", 0.2, range(20, 70))})
-    assert "20 of 100 images fall at budget 0.1 but stand at 0.2" in found.words
-    assert found.json()["evidence"]["images"] == 20
+    (warning,) = check_rows({"a": cell("mim", 0.1, range(30)), "b": cell("mim", 0.2, range(20, 70))})
+    assert "20 of 100 images fall at budget 0.1 but stand at 0.2" in warning.words
+    assert warning.json()["evidence"]["images"] == 20
     near = cell("mim", 0.1, range(30))
     for row in near:
         row["label_votes"], row["other_votes"] = 495, 505

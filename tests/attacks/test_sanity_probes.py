@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from securesgd.attacks import sanity_checks as probes
+from securesgd.attacks import sanity_checks
 from securesgd.attacks.sanity_checks import probe_attack
 from securesgd.attacks.settings import attack_settings
 from securesgd.models.noisy import NoisyNetwork
@@ -14,11 +14,13 @@ QUICK = {"steps": 5, "restarts": 1, "eot": 10}
 
 
 def names(model, images, attack="ifgsm", budget=0.1, **changes):
-    return [found.name for found in probe_attack(model, *images, attack_settings(attack, budget, **QUICK | changes))]
+    return [
+        warning.name for warning in probe_attack(model, *images, attack_settings(attack, budget, **QUICK | changes))
+    ]
 
 
 @pytest.mark.parametrize("attack", ["ifgsm", "madry"])
-def test_healthy_models_raise_no_suspicion(plain, noisy, images, attack):
+def test_healthy_models_give_no_warning(plain, noisy, images, attack):
     assert names(plain, images, attack) == []
     assert names(noisy, images, attack) == []
 
@@ -47,17 +49,17 @@ class Saturated(nn.Module):
 
 @pytest.mark.parametrize("kind", [Masked, Saturated], ids=["masked", "saturated"])
 def test_zero_gradients_are_noticed(plain, images, kind):
-    found = names(kind(plain).eval(), images)
-    assert "zero-gradients" in found
-    assert "whole-range-does-not-break" in found
+    warnings = names(kind(plain).eval(), images)
+    assert "zero-gradients" in warnings
+    assert "whole-range-does-not-break" in warnings
 
 
 def test_gradients_that_are_mostly_noise_are_noticed(noisy, images):
     loud = NoisyNetwork(noisy.network[1], noisy.input_shape, place="input").eval()
     loud.set_noise(np.full(loud.units, 20.0))
-    labels = probes.vote_counts(loud, images[0], 400, torch.Generator().manual_seed(0)).argmax(1)
-    found = probe_attack(loud, images[0], labels, attack_settings("fgsm", 0.1, eot=1))
-    (drawn,) = [one for one in found if one.name == "gradients-differ-between-draws"]
+    labels = sanity_checks.vote_counts(loud, images[0], 400, torch.Generator().manual_seed(0)).argmax(1)
+    warnings = probe_attack(loud, images[0], labels, attack_settings("fgsm", 0.1, eot=1))
+    (drawn,) = [one for one in warnings if one.name == "gradients-differ-between-draws"]
     assert drawn.evidence["cosine"] < 0.1
     assert "Raise --eot" in drawn.words
     assert names(noisy, images, "fgsm") == []
@@ -71,7 +73,7 @@ def test_effort_that_does_not_pay_is_noticed(plain, images, monkeypatch):
     def broken(model, x, labels, settings):
         return torch.arange(len(x)) < (10 if settings.steps > 5 else 40 if settings.budget < 1 else 64)
 
-    monkeypatch.setattr(probes, "_broken", broken)
+    monkeypatch.setattr(sanity_checks, "_broken", broken)
     assert names(plain, images) == ["more-steps-do-not-hurt"]
 
 
@@ -84,8 +86,8 @@ def test_the_recommended_draws_would_do(noisy, images):
     cosine = float(
         nn.functional.cosine_similarity(*(objective.evaluate(x, y).gradient.flatten(1) for _ in range(2))).median()
     )
-    assert probes._enough_draws(cosine, 1) == pytest.approx((1 - cosine) / cosine, abs=1)
-    assert probes._enough_draws(0.5, 20) == 20
+    assert sanity_checks._enough_draws(cosine, 1) == pytest.approx((1 - cosine) / cosine, abs=1)
+    assert sanity_checks._enough_draws(0.5, 20) == 20
 
 
 def test_square_has_no_gradients_to_probe_and_a_useless_model_is_not_probed(plain, images):

@@ -18,7 +18,7 @@ from securesgd.privacy import Ledger, UnprotectedRelease
 from securesgd.run import load_run
 from securesgd.run_training import train_run
 from securesgd.training.examples import as_examples
-from tests.command_line import run, run_here
+from tests.command_line import run_here
 
 from .test_adlm_network import NOISE
 
@@ -141,7 +141,7 @@ def test_bad_configuration_is_one_clear_line(call, message):
 def test_command_line(tmp_path):
     folder = str(tmp_path / "run")
     options = [part for name, value in QUICK.items() for part in ("--set", f"{name}={value}")]
-    first = run("train", "--dataset", "digits", "--method", "adlm", "--epsilon", "1", "--out", folder, *options)
+    first = run_here("train", "--dataset", "digits", "--method", "adlm", "--epsilon", "1", "--out", folder, *options)
     assert first.returncode == 0, first.stderr
     assert "not guaranteed" in first.stdout
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["adlm"]["epsilon"] == 1

@@ -199,6 +199,7 @@ def ranks(command, count=2):
     return [out for out, _ in finished]
 
 
+@pytest.mark.slow  # the command in two processes is in `test_run_certificates.py`
 def test_two_processes_certify_what_one_does():
     alone = [columns(certify(small(), INPUTS, replace(QUICK, radius=r), indices=INDICES)) for r in (None, 0.01)]
     root = str(Path(__file__).parents[2])

@@ -10,7 +10,7 @@ from securesgd.certificates.certify import certify
 from securesgd.certificates.record import CertifySettings
 from securesgd.certificates.votes import smoothed_votes
 from securesgd.errors import InvalidInputError
-from securesgd.models import noisy
+from securesgd.models import validate_network
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.split_network import SplitNetwork
 from securesgd.theory import NORMS, certified_radius
@@ -219,7 +219,7 @@ def test_a_layer_less_precise_than_its_type_is_refused(monkeypatch):
     monkeypatch.setattr(nn.Conv2d, "_conv_forward", coarse_below(-0.5))
     with pytest.raises(InvalidInputError, match=r"weights times the input \(convolution, min, lt"):
         small()  # the branch itself is seen
-    monkeypatch.setattr(noisy, "require_one_product", lambda model, x: None)
+    monkeypatch.setattr(validate_network, "require_one_product", lambda model, x: None)
     model = small()
     with pytest.raises(InvalidInputError, match="more than its type's rounding explains"):
         certify(model, INPUTS - 1, CertifySettings(draws=64, selection_draws=32, input_range=None))

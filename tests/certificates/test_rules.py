@@ -125,6 +125,9 @@ def test_an_import_path_is_computed_stored_and_shown_without_guarantee(folder):
     assert [row[f"radius_{PATH}"] for row in more.rows[6:]] == [0.0, 0.0]
     whole = load_run(folder).certify(examples=8, rules=[PATH], **SETTINGS)
     assert all(row[f"radius_{PATH}"] == pytest.approx(row["radius_tight"] / 2) for row in whole.rows)
+    load_run(folder).certify(examples=2, again=True, **SETTINGS)
+    assert columns(folder)[-1] == "radius_as-published"
+    assert json.loads((folder / RECORD).read_text())["linf"]["rules"] == list(BUILT_IN_RULES)
 
 
 def test_only_what_is_recorded_and_a_radius_is_accepted_from_outside(folder):

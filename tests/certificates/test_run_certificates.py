@@ -18,7 +18,7 @@ from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.run import load_run
 from securesgd.run_training import train_run
 from securesgd.runtime.run_folder import locked_folder
-from tests.command_line import run, run_here
+from tests.command_line import run_here
 
 from .test_certify import ranks
 
@@ -175,7 +175,7 @@ def test_one_question_is_in_one_norm(certified):
 
 def test_command(folder):
     base = ("certify", str(folder), "--examples", "30", "--draws", "300")
-    first = run(*base, "--norm", "linf,l2")
+    first = run_here(*base, "--norm", "linf,l2")
     assert first.returncode == 0, first.stderr
     assert "certified accuracy in l2, 30 examples" in first.stdout
     assert "For each of 30 test examples, with probability at least 0.999" in first.stdout

@@ -206,7 +206,7 @@ def test_a_number_of_examples_that_is_not_public_is_in_no_file_of_a_run(tmp_path
     arrays |= {f"y_{name}": np.arange(n) % 2 for name, n in parts.items()}
     np.savez(tmp_path / "data.npz", **arrays)
     run = tmp_path / "run"
-    choices = ["steps=1", "batch_size=50", "population=5000"]
+    choices = ["steps=1", "batch_size=50", "population=5000", "accountant=rdp"]
     settings = [part for choice in choices for part in ("--set", choice)]
     source = ("--dataset", tmp_path / "data.npz", "--method", "dpsgd", "--epsilon", "2")
     done = run_here("train", *source, "--out", run, *settings)

@@ -1,5 +1,6 @@
 """The report says what is in a run folder, what is missing, and nothing else."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -7,8 +8,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+import securesgd as ss
 from securesgd.config import run_config
+from securesgd.data.load import load
 from securesgd.errors import InvalidInputError
 from securesgd.report import plots as curves
 from securesgd.report.page import _epsilon_text, report
@@ -24,7 +28,7 @@ from tests.recorded_numbers import NUMBER, ROOT, is_there
 def finished(tmp_path_factory):
     """A small run, certified and attacked."""
     folder = tmp_path_factory.mktemp("runs") / "small"
-    train_run(run_config("digits", "secure-sgd", steps=20, batch_size=128, noise_seed=3), folder)
+    train_run(run_config("digits", "secure-sgd", steps=20, batch_size=128, noise_seed=3, accountant="rdp"), folder)
     for command in (
         ["certify", folder, "--norm", "linf,l2", "--draws", "200", "--examples", "20"],
         [
@@ -244,6 +248,95 @@ def test_an_unfinished_run_says_so(tmp_path):
     page, missing = made([folder], tmp_path)
     assert any("training is not finished" in line for line in missing)
     assert "No statement: training is not finished." in page
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A network and data that only the caller has, and no test set at training."""
+    folder, data = tmp_path_factory.mktemp("own") / "mine", load("digits")
+    model = ss.NoisyNetwork(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (1, 8, 8), radius_per_std=0.05)
+    settings = {"noise_multiplier": 1.0, "delta": 1e-4, "batch_size": 64, "steps": 3, "accountant": "rdp"}
+    run = ss.train(model, (data.train_inputs, data.train_targets), out=folder, **settings)
+    test_set = (data.test_inputs, data.test_targets)
+    run.certify(test_set, examples=6, draws=60, selection_draws=10)
+    run.attack(test_set, "fgsm", budget=0.05, examples=4, eot=2, draws=20, certify_draws=20, sanity_checks=False)
+    return folder
+
+
+def test_a_run_of_the_users_own_network_and_data_is_complete(own, tmp_path):
+    page, missing = made([own], tmp_path)
+    assert missing == []
+    assert "<h1>secure-sgd-agm on data in memory</h1>" in page
+    assert "A network of the user&#39;s own" in page
+    assert "<b>not measured</b><span>accuracy</span>" in page
+    assert "unknown" not in page[page.index("<body>") :]
+    assert RECHECKED in page
+    digest = json.loads((own / "model.json").read_text())["structure_sha256"]
+    assert f"sha256 of its structure: {digest}" in page
+    assert "--network PACKAGE.MODULE:FUNCTION --dataset DATA.npz --seed 1 --again" in page
+    assert "securesgd train --config" not in page
+
+
+def test_a_network_by_import_path_is_named_in_the_commands_and_never_imported(own, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(own, folder)
+    text = (folder / "config.toml").read_text()
+    text = text.replace('dataset = "in-memory"', 'dataset = "no_such_module:data"')
+    (folder / "config.toml").write_text(text.replace('network = "own"', 'network = "no_such_module:network"'))
+    page, missing = made([folder], tmp_path)
+    assert missing == []
+    assert "Network no_such_module:network" in page
+    assert "--network no_such_module:network --dataset no_such_module:data" in page
+    assert "securesgd train --config" in page
+
+
+@pytest.mark.parametrize("network", ["own", {"name": "own", "structure_sha256": "12ab"}])
+def test_without_its_configuration_a_run_is_described_by_its_model_record(network, own, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(own, folder)
+    (folder / "config.toml").unlink()
+    record = json.loads((folder / "model.json").read_text())
+    if isinstance(network, dict):
+        del record["structure_sha256"]
+    (folder / "model.json").write_text(json.dumps(record | {"network": network}))
+    page, missing = made([folder], tmp_path)
+    assert [line for line in missing if "config.toml" in line]
+    assert "<h1>secure-sgd-agm on data in memory</h1>" in page
+    assert "A network of the user&#39;s own" in page
+    assert f"sha256 of its structure: {'12ab' if isinstance(network, dict) else record['structure_sha256']}" in page
+    (folder / "model.json").unlink()
+    assert "<h1>run copy</h1>" in made([folder], tmp_path)[0]
+
+
+def test_model_json_says_that_a_run_is_finished(own, tmp_path):
+    """Not environment.json, whose absence only leaves the versions unknown."""
+    folder = tmp_path / "copy"
+    shutil.copytree(own, folder)
+    (folder / "environment.json").unlink()
+    page, missing = made([folder], tmp_path)
+    assert [line.split(": ", 1)[1] for line in missing] == [
+        "environment.json is missing: versions and machine are not known"
+    ]
+    assert RECHECKED in page
+
+
+def test_a_way_from_outside_is_not_vouched_for(own, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(own, folder)
+    assert "It does not look at the private data." in made([folder], tmp_path)[0]
+    record = json.loads((folder / "redistribution.json").read_text())
+    (folder / "redistribution.json").write_text(json.dumps(record | {"way": "mine.ways:edges"}))
+    page = made([folder], tmp_path)[0]
+    assert "shared out by mine.ways:edges r. It comes from outside this package" in page
+    assert "It does not look at the private data." not in page
+
+
+def test_attacks_and_rules_from_outside_are_shown(own, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(own, folder)
+    text = (folder / "attacks.json").read_text().replace('"attack": "fgsm"', '"attack": "mine.attacks:shift"')
+    (folder / "attacks.json").write_text(text)
+    assert "<tr><td>mine.attacks:shift</td>" in made([folder], tmp_path)[0]
 
 
 def test_several_runs_are_compared(finished, tmp_path):

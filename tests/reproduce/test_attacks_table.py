@@ -18,7 +18,7 @@ SMALL = tables.AttackTable(
 @pytest.fixture
 def digits_models(monkeypatch):
     def digits_model(method, seed, work):
-        config = run_config("digits", method, steps=60, epsilon=8.0, seed=seed, noise_seed=seed)
+        config = run_config("digits", method, steps=60, copies=1, accountant="rdp", seed=seed, noise_seed=seed)
         return train_run(config, work / "models" / f"{method}-{seed}", resume=True)
 
     monkeypatch.setattr(tables, "attack_model", digits_model)

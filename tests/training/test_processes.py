@@ -27,29 +27,47 @@ from securesgd.training.loop import train
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-folder, changes, poison, resume = sys.argv[2], json.loads(sys.argv[3]), sys.argv[4] == "poison", sys.argv[5] == "resume"
-model = small_model(seed=dist.get_rank())  # rank 1 starts elsewhere: the weights must come from rank 0
-model[2].p = 0.0
-inputs, targets = small_data()
 reduction = "mean" if dist.get_rank() else "none"
-stop = changes.pop("stop", None)
-options = {"on_step": lambda report: report.step < stop} if stop and dist.get_rank() == 0 else {}
-losses = {"loss": lambda o, t: torch.nn.functional.cross_entropy(o, t, reduction=reduction)} if poison else {}
-try:
-    train(model, (inputs, targets), small_settings(**changes), folder, **losses, **options, resume=resume)
-    print(json.dumps([p.detach().flatten().tolist() for p in model.parameters()]))
-except SecureSGDError as error:
-    print("refused:", error)
+poison = {"loss": lambda o, t: torch.nn.functional.cross_entropy(o, t, reduction=reduction)}
+for folder, changes, is_poisoned in json.loads(sys.argv[2]):
+    model = small_model(seed=dist.get_rank())  # rank 1 starts elsewhere: the weights must come from rank 0
+    model[2].p = 0.0
+    stop = changes.pop("stop", None)
+    options = {"on_step": lambda report: report.step < stop} if stop and dist.get_rank() == 0 else {}
+    options |= poison if is_poisoned else {}
+    try:
+        train(model, small_data(), small_settings(**changes), folder, **options)
+        print(json.dumps([p.detach().flatten().tolist() for p in model.parameters()]))
+    except SecureSGDError as error:
+        print("refused:", error)
 dist.destroy_process_group()
 """
 
 
-def two_ranks(folder, changes, poison=False, resume=False):
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """What two processes print and write in several trainings, one after another: (outputs of both ranks, folder)."""
+    place = tmp_path_factory.mktemp("two")
+    (place / "occupied").mkdir()
+    (place / "occupied" / "mine").write_text("x")
+    trainings = {
+        "noise 0.0": ({"noise_multiplier": 0.0}, False),
+        "noise 1.0": ({"noise_multiplier": 1.0}, False),
+        "occupied": ({}, False),
+        "stopped": ({"stop": 7}, False),
+        "poisoned": ({}, True),
+    }
+    jobs = [(str(place / name), *training) for name, training in trainings.items()]
+    first, second = (output.splitlines() for output in outputs_of_two(jobs))
+    return {name: (lines, place / name) for name, *lines in zip(trainings, first, second, strict=True)}
+
+
+def outputs_of_two(jobs):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     root = str(Path(__file__).parents[2])
-    arguments = [root, str(folder), json.dumps(changes), "poison" if poison else "", "resume" if resume else ""]
+    arguments = [root, json.dumps(jobs)]
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", WORKER, *arguments],
@@ -75,38 +93,37 @@ def one_process(folder, changes, weights):
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.0, 1.0])
-def test_two_ranks_train_what_one_process_trains(tmp_path, weights, noise_multiplier):
+def test_two_ranks_train_what_one_process_trains(two_ranks, tmp_path, weights, noise_multiplier):
     """With noise on, agreement also shows that noise is added once: twice would differ by its size, 0.05 and more."""
-    changes = {"noise_multiplier": noise_multiplier}
-    first, second = (vector(line) for line in two_ranks(tmp_path / "two", changes))
-    alone = one_process(tmp_path / "one", changes, weights)
+    lines, folder = two_ranks[f"noise {noise_multiplier}"]
+    first, second = (vector(line) for line in lines)
+    alone = one_process(tmp_path / "one", {"noise_multiplier": noise_multiplier}, weights)
     assert torch.equal(first, second)
     assert torch.allclose(first, alone, atol=2e-5)
-    saved = load_tensors(tmp_path / "two" / "model.safetensors")
+    saved = load_tensors(folder / "model.safetensors")
     assert torch.equal(torch.cat([saved.tensors[name].flatten() for name in small_model().state_dict()]), first)
-    with Ledger.open(tmp_path / "two" / "ledger.jsonl") as ledger:
+    with Ledger.open(folder / "ledger.jsonl") as ledger:
         assert ledger.steps_charged == 20
 
 
-def test_a_stop_by_the_first_rank_stops_both(tmp_path):
+def test_a_stop_by_the_first_rank_stops_both(two_ranks):
     """Only the first rank has a callback; the other must not wait for it or go on alone."""
-    first, second = (vector(line) for line in two_ranks(tmp_path / "run", {"stop": 7}))
+    lines, folder = two_ranks["stopped"]
+    first, second = (vector(line) for line in lines)
     assert torch.equal(first, second)
-    saved = load_tensors(tmp_path / "run" / "model.safetensors")
+    saved = load_tensors(folder / "model.safetensors")
     assert saved.record["steps"] == 7
-    with Ledger.open(tmp_path / "run" / "ledger.jsonl") as ledger:
+    with Ledger.open(folder / "ledger.jsonl") as ledger:
         assert ledger.steps_charged == 10
 
 
-def test_an_error_on_one_rank_stops_both(tmp_path):
-    first, second = two_ranks(tmp_path / "run", {}, poison=True)
+def test_an_error_on_one_rank_stops_both(two_ranks):
+    (first, second), _ = two_ranks["poisoned"]
     assert first == "refused: another process of this training stopped with an error; see its message"
     assert second.startswith("refused: loss returned shape []")
 
 
-def test_an_error_of_the_first_rank_reaches_the_other(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "mine").write_text("x")
-    first, second = two_ranks(tmp_path / "run", {})
+def test_an_error_of_the_first_rank_reaches_the_other(two_ranks):
+    (first, second), _ = two_ranks["occupied"]
     assert first == second
     assert "is not empty" in first

@@ -1,4 +1,4 @@
-"""What the rows of an attack say together: the paper's two accuracies with intervals, and the sandwich they must form.
+"""Robust accuracy from the rows of an attack: the paper's two accuracies with intervals, and the order they must have.
 
     certified accuracy  <=  accuracy under attack  <=  accuracy without attack
 
@@ -23,7 +23,7 @@ COLUMNS = (
     "clean_prediction", "clean_label_votes", "clean_other_votes", "clean_radius", "clean_radius_published",
     "prediction", "label_votes", "other_votes", "radius", "radius_published", "size", "success", "broken_by",
 )  # fmt: skip
-"""Of attacks.csv. `other_votes` are those of the best class besides the label; radii are empty without certificates."""
+"""Columns of attacks.csv. `other_votes`: of the best class besides the label; radii are empty without certificates."""
 
 
 def attack_summary(

@@ -99,7 +99,7 @@ def _compare_budgets(smaller: Rows, larger: Rows) -> list[SanityWarning]:
                 name="larger-budget-does-not-hurt",
                 attack=attack,
                 words=f"budget {high:g} breaks {wrong[1]} of {n} images, budget {low:g} {wrong[0]}: a larger budget "
-                "must break more until all are broken. Gradients may be masked; believe square and auto.",
+                "must break more until all are broken. Gradients may be masked; use square and auto.",
                 evidence={"smaller_broken": wrong[0], "larger_broken": wrong[1], "of": n},
             )
         )
@@ -190,7 +190,7 @@ def _check_gradients(model: nn.Module, x: Tensor, labels: Tensor, settings: Atta
                 name="zero-gradients",
                 attack=name,
                 words=f"the gradient is exactly zero at {zero} of {n} images: the loss is flat or saturated there, so "
-                "a gradient attack cannot move. Its accuracy is no measure of robustness; believe square and auto.",
+                "a gradient attack cannot move. Its accuracy is no measure of robustness; use square and auto.",
                 evidence={"images": zero, "of": n},
             )
         )

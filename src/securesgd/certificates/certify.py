@@ -8,7 +8,7 @@ __all__ = ["CertifyProgress", "certify", "draws_needed"]
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import numpy as np
@@ -82,28 +82,21 @@ def certify(
     own_share = np.array_split(order, processes.count)[processes.rank]
     progress = _ProgressReporter(len(own_share), settings.draws, on_progress)
 
-    def certify_own_share() -> list[_Chunk]:
+    def bound_own_share() -> list[_ChunkBounds]:
         chunks = _split_into_chunks(own_share, network)
         # All inputs are validated before the first draw, so that a refusal comes before the work.
         rounding = [require_same_function(noisy, inputs[chunk], reach) for chunk in chunks]
         return [
-            _Chunk(chunk, taken, *_certify_chunk(
+            _ChunkBounds(chunk, taken, *_bound_chunk(
                 network, inputs[chunk], places[chunk], _stopping_rule(settings, delta, taken), settings, noise, progress
             ))
             for chunk, taken in zip(chunks, rounding, strict=True)
         ]  # fmt: skip
 
-    chunks = _gather(processes.together(certify_own_share), processes)
-    back = np.argsort(np.concatenate([chunk.examples for chunk in chunks]))
-    prediction, rounding = (
-        np.concatenate([getattr(chunk, name) for chunk in chunks])[back] for name in ("prediction", "rounding")
-    )
-    p_lower, q_upper, draws, answer = (
-        np.concatenate([getattr(chunk.bounds, name) for chunk in chunks])[back]
-        for name in ("p_lower", "q_upper", "draws", "answer")
-    )
+    rounding, prediction, bounds = _join(_gather(processes.together(bound_own_share), processes))
     published = published_whitened_sensitivity(noisy, delta)
-    radius = radii_by_rule(p_lower, q_upper, delta.upper, published, rounding, all_rules)
+    # The whitened radius by each rule over Δ, for all examples at once: so no bit depends on the chunks.
+    radius = radii_by_rule(bounds.p_lower, bounds.q_upper, delta.upper, published, rounding, all_rules)
     return Certificates(
         settings=settings,
         sensitivity=delta,
@@ -111,17 +104,17 @@ def certify(
         index=places,
         prediction=prediction,
         abstained=radius["tight"] == 0,
-        answer=answer,
-        draws=draws,
-        p_lower=p_lower,
-        q_upper=q_upper,
+        answer=bounds.answer,
+        draws=bounds.draws,
+        p_lower=bounds.p_lower,
+        q_upper=bounds.q_upper,
         rounding=rounding,
         input_path=noisy.input_path,
         radius=radius,
     )
 
 
-def _certify_chunk(
+def _bound_chunk(
     network: SplitNetwork,
     x: Tensor,
     places: NDArray[np.int64],
@@ -130,7 +123,10 @@ def _certify_chunk(
     noise: NoiseSource,
     progress: "_ProgressReporter",
 ) -> tuple[NDArray[np.int64], SampledBounds]:
-    """Return the class of the smoothed network at each input, and bounds on what it and the best other class get."""
+    """Return the class of the smoothed network at each input, and bounds on its expected score and the others'.
+
+    The class is chosen by the votes of the selection draws, the bounds come from the votes of draws of their own.
+    """
     scores = cast(Scores, settings.scores)
     selecting = Votes(network, x, places, source=noise, purpose="selection", scores=scores)
     totals = selecting.draw(np.arange(len(x)), settings.selection_draws, progress.add_selection)
@@ -142,8 +138,8 @@ def _certify_chunk(
 
 
 @dataclass(frozen=True)
-class _Chunk:
-    """Some of the examples, and what is proven of them."""
+class _ChunkBounds:
+    """Some of the examples: where they are, and what their votes prove."""
 
     examples: NDArray[np.int64]
     rounding: Array
@@ -156,13 +152,25 @@ def _split_into_chunks(examples: NDArray[np.int64], network: SplitNetwork) -> li
     return [examples[start : start + size] for start in range(0, len(examples), size)]
 
 
-def _gather(own: list[_Chunk], processes: Processes) -> list[_Chunk]:
+def _gather(own: list[_ChunkBounds], processes: Processes) -> list[_ChunkBounds]:
     """Return the chunks of all processes."""
     if processes.count == 1:
         return own
     gathered: list[Any] = [None] * processes.count
     dist.all_gather_object(gathered, own)
     return [chunk for chunks in gathered for chunk in chunks]
+
+
+def _join(chunks: list[_ChunkBounds]) -> tuple[Array, NDArray[np.int64], SampledBounds]:
+    """Return rounding, predictions and bounds of all chunks, in the order of the inputs."""
+    back = np.argsort(np.concatenate([chunk.examples for chunk in chunks]))
+
+    def column(values: list[Any]) -> NDArray[Any]:
+        return np.concatenate(values)[back]
+
+    names = [field.name for field in fields(SampledBounds)]
+    bounds = SampledBounds(**{name: column([getattr(chunk.bounds, name) for chunk in chunks]) for name in names})
+    return column([chunk.rounding for chunk in chunks]), column([chunk.prediction for chunk in chunks]), bounds
 
 
 def _stopping_rule(settings: CertifySettings, delta: Sensitivity, rounding: Array) -> StoppingRule:

@@ -104,18 +104,17 @@ def certify_run(
         processes.on_first(lambda: stack.enter_context(locked_folder(folder)))
         new_records = {norm: new_record(replace(settings, norm=norm), noisy, inputs, targets) for norm in norms}
 
-        def read_stored() -> tuple[dict[str, Sensitivity], dict[str, Any], list[Row]]:
-            records, rows = read_certificates(folder, new_records, again)  # a refusal comes before the work
+        def read_stored() -> tuple[dict[str, Sensitivity], dict[str, Any], list[Row], list[str]]:
+            records, rows, columns = read_certificates(folder, new_records, again)  # a refusal comes before the work
             deltas = {
                 norm: known_sensitivity(noisy, norm, folder / SENSITIVITIES, again=again and norm in norms)
                 for norm in {**new_records, **records}
             }
             for norm, record in records.items():
                 require_true_rows(folder, _in_norm(rows, norm), record, deltas[norm], noisy, inputs, targets)
-            return deltas, records, rows
+            return deltas, records, rows, columns
 
-        deltas, records, stored = processes.on_first(read_stored)
-        columns = list(stored[0]) if stored else []
+        deltas, records, stored, columns = processes.on_first(read_stored)
         names = list(dict.fromkeys([*all_rules, *(radius_rules(stored[0]) if stored else ())]))
         stored += _from_other_norms(stored, records, new_records)
         rows = [

@@ -100,8 +100,8 @@ def certificate_rows(certificates: Certificates, targets: Tensor, digest: str) -
 
 def read_certificates(
     folder: Path, new_records: dict[str, dict[str, Any]], again: bool
-) -> tuple[dict[str, Any], list[Row]]:
-    """Return the records and rows in the folder that agree with the new records and are kept.
+) -> tuple[dict[str, Any], list[Row], list[str]]:
+    """Return the records and rows in the folder that agree with the new records, and the columns of the table.
 
     Raises: DamagedFileError if the files are broken or were made with other weights or data, InvalidInputError if they
     were made with other settings. With `again` those are left out instead.
@@ -124,7 +124,8 @@ def read_certificates(
         if differing or (again and norm in new_records):
             del records[norm]
     digests = {norm: record_digest(record) for norm, record in records.items()}
-    return records, [row for row in rows if digests.get(row["norm"]) == row["record"]]
+    columns = list(rows[0]) if rows else []
+    return records, [row for row in rows if digests.get(row["norm"]) == row["record"]], columns
 
 
 def record_rules(folder: Path, rules: Iterable[str]) -> None:

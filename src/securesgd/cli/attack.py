@@ -47,9 +47,9 @@ def attack(
     draws: Annotated[int, typer.Option(help="Votes per image that decide what is right.")] = 1000,
     certify_draws: Annotated[int, typer.Option(help="Draws of the certificates beside them; 0 for none.")] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of the attack and of the votes.")] = 0,
-    probes: Annotated[bool, typer.Option(help="Look for signs that an attack is not to be believed.")] = True,
+    probes: Annotated[bool, typer.Option(help="Run sanity checks of each attack.")] = True,
     keep_images: Annotated[bool, typer.Option("--keep-images", help="Keep the attacked images.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Measure again what is there, and replace it.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure existing cells again and replace them.")] = False,
     network: Network = "",
     dataset: Dataset = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -63,7 +63,14 @@ def attack(
     from securesgd.run import load_run
     from securesgd.runtime.machine import keep_memory
 
-    changes: dict[str, Any] = {"norm": norm, "eot": eot, "steps": steps, "restarts": restarts, "target": target, "seed": seed}
+    changes: dict[str, Any] = {
+        "norm": norm,
+        "eot": eot,
+        "steps": steps,
+        "restarts": restarts,
+        "target": target,
+        "seed": seed,
+    }
     budgets = parse_numbers("budget", budget)
     attack_grid(attack, budgets, protocol=protocol, **changes)  # refuse before anything is loaded
     keep_memory()

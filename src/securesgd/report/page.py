@@ -15,14 +15,22 @@ from typing import Any
 import jinja2
 
 from securesgd import __version__
-from securesgd.certificates.summary import certified_summary, guarantee_in_words
 from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
 from securesgd.privacy.events import GaussianRelease, PrivacyEvent, SampledGaussianSteps, UnprotectedRelease
 from securesgd.privacy.ledger_record import Record
 from securesgd.report.plots import budget_spent_figure, compared_curves_figure
-from securesgd.report.run_record import RunRecord, is_noisy, read_run
-from securesgd.runtime.storage import open_regular, read_bytes, read_json, write_whole
-from securesgd.theory.certificates import rule_caveat
+from securesgd.report.robustness import (
+    attack_rows,
+    attack_warnings,
+    certificate_tables,
+    headlines,
+    no_certificates_words,
+)
+from securesgd.report.run_record import RunRecord, read_run
+from securesgd.runtime import run_folder as names
+from securesgd.runtime.import_path import is_import_path
+from securesgd.runtime.run_folder import IN_MEMORY, OWN_NETWORK
+from securesgd.runtime.storage import open_regular, read_bytes, write_whole
 from securesgd.theory.rounding import round_up
 
 _BEGINNING = b"<!doctype html>"
@@ -32,7 +40,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 def report(folders: Sequence[Path], out: Path) -> list[str]:
     """Write the report of these runs to `out`; return what is missing in them, in words.
 
-    Raises: InvalidInputError if a folder is no run folder, or there is none.
+    Raises: InvalidInputError if a folder is not a run folder, no folder is given, or `out` is a file of another kind.
     """
     if not folders:
         raise InvalidInputError("give the folder of a run, or of several")
@@ -41,21 +49,23 @@ def report(folders: Sequence[Path], out: Path) -> list[str]:
     if len({record.name for record in records}) < len(records):
         for record in records:
             record.name = str(record.folder)
-    runs = [_shown(record, number) for number, record in enumerate(records)]
+    runs = [_run_section(record, number) for number, record in enumerate(records)]
     title = runs[0]["title"] if len(runs) == 1 else f"{len(runs)} runs side by side"
     source = (files("securesgd.report") / "page.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    compared = _compared(records)
     text = environment.from_string(source).render(
-        title=title, runs=runs, compared=compared, version=__version__, made=made
+        title=title,
+        runs=runs,
+        comparison=_comparison_picture(records),
+        version=__version__,
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
     write_whole(out, text.encode("utf-8", "backslashreplace"))
     return [f"{record.name}: {line}" for record in records for line in record.missing]
 
 
 def _require_free(out: Path) -> None:
-    """Pass if a report may be written to `out`: nothing is there, or a report."""
+    """Raise InvalidInputError if something other than a report is at `out`."""
     if out.is_dir():
         raise InvalidInputError(
             f"{out} is a folder; give the path of a file for the report, e.g. {out / 'report.html'}"
@@ -65,54 +75,56 @@ def _require_free(out: Path) -> None:
     with open_regular(out) as file:
         is_report = file.read(len(_BEGINNING)) == _BEGINNING
     if not is_report:
-        raise InvalidInputError(f"{out} is there and is not a report; give another --out, or move it away")
+        raise InvalidInputError(f"{out} exists and is not a report; give another --out, or move it away")
 
 
-def _compared(records: Sequence[RunRecord]) -> str | None:
-    """Return a picture of what is certified of each run, if there are several to compare."""
+def _comparison_picture(records: Sequence[RunRecord]) -> str | None:
+    """Return a picture of the certified accuracy of each run, if there are several to compare."""
     certified = {record.name: record.certificates for record in records if record.certificates}
     if len(certified) < 2:
         return None
     return _data_uri(compared_curves_figure(certified))
 
 
-def _shown(record: RunRecord, number: int) -> dict[str, Any]:
-    """Return what the template shows of one run. A part that is not what it should be is left out, and said so."""
-    config = record.config or {}
-    about = {"method": "unknown", "dataset": "unknown", "subtitle": "", "redistribution_words": "", "commands": ""}
-    without: dict[str, Any] = {
+def _run_section(record: RunRecord, number: int) -> dict[str, Any]:
+    """Return what the template shows of one run. A part whose file has another shape is left out, and named."""
+    description = {
+        "title": f"run {record.name}", "method": "unknown", "dataset": "unknown", "subtitle": "",
+        "redistribution_words": "", "commands": "",
+    }  # fmt: skip
+    no_privacy: dict[str, Any] = {
         "statement": None, "doubts": [], "words": "", "epsilon": "–", "epsilon_shown": "unknown", "delta": "–",
         "releases": [], "spent": None, "replayed": None,
     }  # fmt: skip
-    privacy = _part(record, "model.json or ledger.jsonl", _privacy, without)
-    certified = _part(record, "certificates.csv", _certified, [])
-    attacked = _part(record, "attacks.json", _attacked, [])
-    if not certified:
+    no_accuracy = {"accuracy": None, "test_images": None}
+    privacy = _build_part(record, "model.json or ledger.jsonl", _privacy, no_privacy)
+    certificates = _build_part(record, names.CERTIFICATES, certificate_tables, [])
+    attacks = _build_part(record, names.ATTACK_RECORD, attack_rows, [])
+    if not certificates:
         record.certificates = []
     return {
         "name": record.name,
         "anchor": f"run-{number}",
-        "title": f"{config.get('method', 'unknown method')} on {config.get('dataset', 'unknown data')}",
         "missing": record.missing,
-        **_part(record, "config.toml or model.json", _about, about),
+        **_build_part(record, "config.toml or model.json", _description, description),
         **privacy,
-        **_part(record, "metrics.jsonl", _accuracy, {"accuracy": None, "test_images": None}),
-        "certified": certified,
-        **_headlines(certified, attacked),
-        "curves": _inline(record, "certificates.png") if certified else None,
-        "without_certificates": _without_certificates(record),
-        "attacked": attacked,
-        "suspicions": _part(record, "attacks.json", _suspicions, []) if attacked else [],
-        "gallery": _inline(record, "attacks.png") if attacked else None,
-        "redistribution": _inline(record, "redistribution.png"),
+        **_build_part(record, names.METRICS, _test_accuracy, no_accuracy),
+        "certificates": certificates,
+        **headlines(certificates, attacks),
+        "curves": _picture(record, names.CERTIFICATE_PICTURE) if certificates else None,
+        "no_certificates": no_certificates_words(record),
+        "attacks": attacks,
+        "warnings": _build_part(record, names.ATTACK_RECORD, attack_warnings, []) if attacks else [],
+        "gallery": _picture(record, names.ATTACK_PICTURE) if attacks else None,
+        "redistribution": _picture(record, names.REDISTRIBUTION_PICTURE),
         "not_guaranteed": _not_guaranteed(privacy["statement"]),
         "config_text": record.config_text,
         "environment": json.dumps(record.environment, indent=2) if record.environment else None,
     }
 
 
-def _part(record: RunRecord, name: str, build: Callable[[RunRecord], Any], otherwise: Any) -> Any:
-    """Return a part of the page, or `otherwise` if its file has another shape than it should: named in `missing`."""
+def _build_part(record: RunRecord, name: str, build: Callable[[RunRecord], Any], default: Any) -> Any:
+    """Return a part of the page, or `default` if its file has another shape than it should: named in `missing`."""
     try:
         return build(record)
     except (
@@ -125,25 +137,34 @@ def _part(record: RunRecord, name: str, build: Callable[[RunRecord], Any], other
         StopIteration,
     ) as error:
         record.missing.append(f"{name} cannot be used: {type(error).__name__} {error}")
-        return otherwise
+        return default
 
 
-def _about(record: RunRecord) -> dict[str, Any]:
-    config = record.config or {}
+def _description(record: RunRecord) -> dict[str, Any]:
+    """Return what was trained on what, from config.toml, or from model.json if that is missing."""
+    config, model = record.config or {}, record.model or {}
+    method = config.get("method") or model.get("method")
+    dataset = config.get("dataset") or model.get("data", {}).get("name")
+    known = [str(method)] if method else []
+    if dataset:
+        known.append("data in memory" if dataset == IN_MEMORY else str(dataset))
     return {
-        "method": config.get("method", "unknown"),
-        "dataset": config.get("dataset", "unknown"),
-        "subtitle": _subtitle(config, record.model or {}),
+        "title": " on ".join(known) if method else f"run {record.name}",
+        "method": method or "unknown",
+        "dataset": dataset or "unknown",
+        "subtitle": _subtitle(record),
         "redistribution_words": _redistribution_words(record, config.get("robustness", {})),
         "commands": _commands(record),
     }
 
 
-def _subtitle(config: dict[str, Any], model: dict[str, Any]) -> str:
-    training = config.get("training", {})
-    sizes = model.get("data", {}).get("sizes", {})
-    parts = [f"Network {config.get('network', 'unknown')}"]
-    if "train" in sizes:  # it is not told where it is not public
+def _subtitle(record: RunRecord) -> str:
+    """Return network, size of the training set (if it is public) and steps in one sentence."""
+    training = (record.config or {}).get("training", {})
+    sizes = (record.model or {}).get("data", {}).get("sizes", {})
+    network = record.network
+    parts = ["A network of the user's own" if network == OWN_NETWORK else f"Network {network or 'unknown'}"]
+    if "train" in sizes:
         parts.append(f"trained on {sizes['train']:,} examples")
     if training:
         parts.append(f"{training.get('steps', 0):,} steps of expected batch {training.get('batch_size', 0):,}")
@@ -151,7 +172,7 @@ def _subtitle(config: dict[str, Any], model: dict[str, Any]) -> str:
 
 
 def _privacy(record: RunRecord) -> dict[str, Any]:
-    """Return what is said about privacy. What is shown is what the ledger gives now, not what the run once wrote."""
+    """Return the privacy statement as the ledger gives it now, not as the run wrote it, and the releases behind it."""
     statement = None if record.statement is None or record.replayed is None else record.replayed
     header = None if record.ledger is None else record.ledger.header
     epsilon, delta = "–", "–" if header is None else str(header.delta)
@@ -203,134 +224,34 @@ def _releases(records: Sequence[Record]) -> list[dict[str, str]]:
     return [row | {"times": f"{row['times']:,}"} for row in rows]
 
 
-def _accuracy(record: RunRecord) -> dict[str, Any]:
+def _test_accuracy(record: RunRecord) -> dict[str, Any]:
+    """Return the accuracy on the test set; a run without a test set says that it was not measured."""
     if record.metrics is None:
         return {"accuracy": None, "test_images": None}
+    if record.metrics.get("test_accuracy") is None and "step" in record.metrics:
+        return {"accuracy": "not measured", "test_images": None}
     return {
         "accuracy": f"{record.metrics['test_accuracy']:.4f}",
         "test_images": f"{record.metrics['test_images']:,}",
     }
 
 
-def _certified(record: RunRecord) -> list[dict[str, Any]]:
-    shown = []
-    for norm in ("linf", "l2", "l1"):
-        rows = [row for row in record.certificates if row["norm"] == norm]
-        if not rows or norm not in record.certificate_records:
-            continue
-        summary, stated = certified_summary(rows), record.certificate_records[norm]
-        by_rule = summary["certified_accuracy"]
-        shown.append(
-            {
-                "norm": norm,
-                "examples": f"{len(rows):,}",
-                "words": guarantee_in_words(stated["settings"], stated["sensitivity"], summary),
-                "checks": _checks(record, norm),
-                "radii": list(by_rule["tight"]),
-                "rows": [
-                    {
-                        "rule": rule,
-                        "caveat": rule_caveat(rule),
-                        "shares": list(at_radii.values()),
-                        "mean": summary["average_certified_radius"][rule],
-                    }
-                    for rule, at_radii in by_rule.items()
-                ],
-            }
-        )
-    return shown
-
-
-def _checks(record: RunRecord, norm: str) -> list[str]:
-    """Return in words what attacks on the certificates themselves have found (`certify --check`)."""
-    path = record.folder / f"check-{norm}.json"
-    if not path.exists():
-        return []
-    rules = read_json(path)["rules"]
-    return [f"Rule {rule}: {found['in_words']}" for rule, found in rules.items()]
-
-
-def _headlines(certified: list[dict[str, Any]], attacked: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the numbers that stand at the top: the middle radius of the first norm, and the worst attack."""
-    shown: dict[str, Any] = {
-        "headline_certified": None, "headline_certified_number": None, "headline_certified_label": "certified accuracy",
-        "headline_attacked": None, "headline_attacked_number": None, "headline_attacked_label": "accuracy under attack",
-    }  # fmt: skip
-    if certified:
-        part = certified[0]
-        middle = len(part["radii"]) // 2
-        tight = next(row for row in part["rows"] if row["rule"] == "tight")["shares"][middle]
-        number, where = f"{tight['share']:.3f}", f"at {part['norm']} {part['radii'][middle]}"
-        shown |= {
-            "headline_certified": f"{number} {where}",
-            "headline_certified_number": number,
-            "headline_certified_label": f"proven right {where}, {part['examples']} examples",
-        }
-    if attacked:
-        worst = min(attacked, key=lambda row: row["attacked"]["share"])
-        number = f"{worst['attacked']['share']:.3f}"
-        where = f"{worst['attack']}, {worst['norm']} {worst['budget']}"
-        shown |= {
-            "headline_attacked": f"{number} ({where})",
-            "headline_attacked_number": number,
-            "headline_attacked_label": f"accuracy under the worst attack ({where})",
-        }
-    return shown
-
-
-def _attacked(record: RunRecord) -> list[dict[str, Any]]:
-    shown = []
-    for cell in record.attacks.get("cells", {}).values():
-        attack, summary = cell["attack"], cell.get("summary")
-        if summary is None:  # interrupted before its first part was done
-            continue
-        proven = summary.get("certified_accuracy", {}).get("tight", {})
-        shown.append(
-            {name: attack[name] for name in ("attack", "protocol", "norm")}
-            | {
-                "budget": f"{attack['budget']:g}",
-                "images": f"{summary['examples']:,}",
-                "clean": _share(summary["clean_accuracy"]),
-                "attacked": _share(summary["accuracy"]),
-                "certified_clean": _share(proven["clean"]) if "clean" in proven else None,
-                "certified_attacked": _share(proven["attacked"]) if "attacked" in proven else None,
-                "sandwich": {
-                    "holds": summary["sandwich"]["holds"] is True,
-                    "in_words": str(summary["sandwich"]["in_words"]),
-                },
-            }
-        )
-    return sorted(shown, key=lambda row: (row["protocol"], row["norm"], float(row["budget"]), row["attack"]))
-
-
-def _share(stated: dict[str, Any]) -> dict[str, float]:
-    """Return a share and its interval as a file states them. Raises: KeyError, TypeError, ValueError if it has none."""
-    return {name: float(stated[name]) for name in ("share", "lower", "upper")}
-
-
-def _suspicions(record: RunRecord) -> list[str]:
-    broken = [row["sandwich"]["in_words"] for row in _attacked(record) if not row["sandwich"]["holds"]]
-    return [*broken, *(found["words"] for found in record.attacks.get("suspicions", []))]
-
-
-def _without_certificates(record: RunRecord) -> str:
-    if record.statement is None:
-        return "No prediction is certified: training is not finished, or there is no record of it."
-    if is_noisy(record):
-        return f"No prediction is certified yet. Run: securesgd certify {record.folder}"
-    return "This network has no noise in its first layer: nothing can be proven about its predictions."
+_NO_COST = "It does not look at the private data."
+_COSTS = {
+    "uniform": _NO_COST, "random": _NO_COST, "prior": _NO_COST, "public": _NO_COST,
+    "private": "Its release from the private data is in the ledger.",
+    "learned": "It was trained like any other parameter, inside the steps of DP-SGD, at no extra cost.",
+    "as-published": "It was computed on the private data without protection: the privacy statement is void.",
+}  # fmt: skip
+"""By way to obtain r: what it cost."""
 
 
 def _redistribution_words(record: RunRecord, robustness: dict[str, Any]) -> str:
+    """Return where the noise is, how r was obtained, and what that cost."""
     place = str(robustness.get("place", "first-layer")).replace("-", " ")
     if record.way is None:
         return f"Noise at the {place}. How it is shared out, and whether that cost privacy, is not known."
-    costs = {
-        "private": "Its release from the private data is in the ledger.",
-        "learned": "It was trained like any other parameter, inside the steps of DP-SGD, at no extra cost.",
-        "as-published": "It was computed on the private data without protection: the privacy statement is void.",
-    }
-    cost = costs.get(record.way, "It does not look at the private data.")
+    cost = _COSTS.get(record.way, "It comes from outside this package: whether it reads the private data is not known.")
     return f"Noise at the {place}, shared out by {record.way} r. {cost}"
 
 
@@ -351,24 +272,37 @@ def _not_guaranteed(statement: dict[str, Any] | None) -> list[str]:
 
 
 def _commands(record: RunRecord) -> str:
-    folder = record.folder.resolve().name
+    """Return the commands that check the run again; what the folder does not hold must be given."""
+    folder, network, dataset = record.folder.resolve().name, record.network, (record.config or {}).get("dataset")
     lines = [
         f"# in the folder that holds {folder}/",
         f"securesgd report {folder}          # replays the ledger and checks its digests",
     ]
+    given = []
+    if network == OWN_NETWORK or is_import_path(network):
+        given.append(f"--network {'PACKAGE.MODULE:FUNCTION' if network == OWN_NETWORK else network}")
+        if record.structure_sha256:
+            lines.append(f"# the network is not in the folder; sha256 of its structure: {record.structure_sha256}")
+    if dataset == IN_MEMORY or is_import_path(dataset):
+        given.append(f"--dataset {'DATA.npz' if dataset == IN_MEMORY else dataset}")
     for norm, stated in record.certificate_records.items():
-        given = stated["settings"]
-        options = [f"--norm {norm}", f"--examples {stated['examples']}", f"--failure-prob {given['failure_prob']:g}"]
+        settings = stated["settings"]
+        options = [f"--norm {norm}", f"--examples {stated['examples']}"]
+        options.append(f"--failure-prob {settings['failure_prob']:g}")
         for name in ("draws", "selection_draws", "radius", "tolerance"):
-            if given[name] is not None:
-                options.append(f"--{name.replace('_', '-')} {given[name]}")
+            if settings[name] is not None:
+                options.append(f"--{name.replace('_', '-')} {settings[name]}")
+        options += [*given, f"--seed {settings['seed'] + 1}", "--again"]
         lines.append(f"cp -r {folder} {folder}-{norm}        # fresh noise and a new proof, in a copy")
-        lines.append(f"securesgd certify {folder}-{norm} {' '.join(options)} --seed {given['seed'] + 1} --again")
-    lines.append(f"securesgd train --config {folder}/config.toml --out again     # the same settings, new secret noise")
+        lines.append(f"securesgd certify {folder}-{norm} {' '.join(options)}")
+    if dataset == IN_MEMORY or network == OWN_NETWORK:
+        lines.append("# training again takes the program that trained it: network or data were given in memory")
+    else:
+        lines.append(f"securesgd train --config {folder}/config.toml --out again     # same settings, new secret noise")
     return "\n".join(lines)
 
 
-def _inline(record: RunRecord, name: str) -> str | None:
+def _picture(record: RunRecord, name: str) -> str | None:
     """Return a picture of the folder for the page; None if it is not there, or is no picture: named in `missing`."""
     path = record.folder / name
     if not path.exists():

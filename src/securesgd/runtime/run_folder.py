@@ -41,6 +41,9 @@ CERTIFICATES, CERTIFICATE_RECORD, CERTIFICATE_PICTURE = "certificates.csv", "cer
 SENSITIVITY, CHECK = "sensitivity.json", "check-{norm}.json"
 ATTACKS, ATTACK_RECORD, ATTACK_PICTURE, ATTACK_IMAGES = "attacks.csv", "attacks.json", "attacks.png", "attacked-images"
 
+IN_MEMORY, OWN_NETWORK = "in-memory", "own"
+"""What config.toml has for data, and for a network, that only the caller has."""
+
 
 class RunFolder:
     """The folder of one run."""

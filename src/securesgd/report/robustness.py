@@ -1,0 +1,123 @@
+"""The robustness part of a report: certificates by norm and rule, accuracy under attack, and the headlines of both."""
+
+__all__ = ["attack_rows", "attack_warnings", "certificate_tables", "headlines", "no_certificates_words"]
+
+from typing import Any
+
+from securesgd.certificates.summary import certified_summary, guarantee_in_words
+from securesgd.report.run_record import RunRecord, is_noisy
+from securesgd.runtime import run_folder as names
+from securesgd.runtime.storage import read_json
+from securesgd.theory.certificates import rule_caveat
+
+
+def certificate_tables(record: RunRecord) -> list[dict[str, Any]]:
+    """Return a table per norm, with a row per rule that the certificates have a radius by."""
+    tables = []
+    for norm in ("linf", "l2", "l1"):
+        rows = [row for row in record.certificates if row["norm"] == norm]
+        if not rows or norm not in record.certificate_records:
+            continue
+        summary, stated = certified_summary(rows), record.certificate_records[norm]
+        by_rule = summary["certified_accuracy"]
+        tables.append(
+            {
+                "norm": norm,
+                "examples": f"{len(rows):,}",
+                "words": guarantee_in_words(stated["settings"], stated["sensitivity"], summary),
+                "checks": _check_lines(record, norm),
+                "radii": list(by_rule["tight"]),
+                "rows": [
+                    {
+                        "rule": rule,
+                        "caveat": rule_caveat(rule),
+                        "shares": list(at_radii.values()),
+                        "mean": summary["average_certified_radius"][rule],
+                    }
+                    for rule, at_radii in by_rule.items()
+                ],
+            }
+        )
+    return tables
+
+
+def _check_lines(record: RunRecord, norm: str) -> list[str]:
+    """Return the results of attacks on the certificates themselves (`certify --check`), in words."""
+    path = record.folder / names.CHECK.format(norm=norm)
+    if not path.exists():
+        return []
+    return [f"Rule {rule}: {search['in_words']}" for rule, search in read_json(path)["rules"].items()]
+
+
+def attack_rows(record: RunRecord) -> list[dict[str, Any]]:
+    """Return a row per attack and budget, whatever the attack is called."""
+    rows = []
+    for cell in record.attacks.get("cells", {}).values():
+        attack, summary = cell["attack"], cell.get("summary")
+        if summary is None:  # interrupted before its first part was measured
+            continue
+        proven = summary.get("certified_accuracy", {}).get("tight", {})
+        rows.append(
+            {name: attack[name] for name in ("attack", "protocol", "norm")}
+            | {
+                "budget": f"{attack['budget']:g}",
+                "images": f"{summary['examples']:,}",
+                "clean": _share(summary["clean_accuracy"]),
+                "attacked": _share(summary["accuracy"]),
+                "certified_clean": _share(proven["clean"]) if "clean" in proven else None,
+                "certified_attacked": _share(proven["attacked"]) if "attacked" in proven else None,
+                "sandwich": {
+                    "holds": summary["sandwich"]["holds"] is True,
+                    "in_words": str(summary["sandwich"]["in_words"]),
+                },
+            }
+        )
+    return sorted(rows, key=lambda row: (row["protocol"], row["norm"], float(row["budget"]), row["attack"]))
+
+
+def _share(stated: dict[str, Any]) -> dict[str, float]:
+    """Return a share and its interval as a file states them. Raises: KeyError, TypeError, ValueError if it has none."""
+    return {name: float(stated[name]) for name in ("share", "lower", "upper")}
+
+
+def attack_warnings(record: RunRecord) -> list[str]:
+    """Return why the attacks may not be believed: contradictions with certificates, and the sanity checks' warnings."""
+    contradictions = [row["sandwich"]["in_words"] for row in attack_rows(record) if not row["sandwich"]["holds"]]
+    return [*contradictions, *(warning["words"] for warning in record.attacks.get("suspicions", []))]
+
+
+def headlines(tables: list[dict[str, Any]], attacks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the numbers at the top of the page: the middle radius of the first norm, and the worst attack."""
+    shown: dict[str, Any] = {
+        "headline_certified": None, "headline_certified_number": None, "headline_certified_label": "certified accuracy",
+        "headline_attacked": None, "headline_attacked_number": None, "headline_attacked_label": "accuracy under attack",
+    }  # fmt: skip
+    if tables:
+        table = tables[0]
+        middle = len(table["radii"]) // 2
+        tight = next(row for row in table["rows"] if row["rule"] == "tight")["shares"][middle]
+        number, where = f"{tight['share']:.3f}", f"at {table['norm']} {table['radii'][middle]}"
+        shown |= {
+            "headline_certified": f"{number} {where}",
+            "headline_certified_number": number,
+            "headline_certified_label": f"proven right {where}, {table['examples']} examples",
+        }
+    if attacks:
+        worst = min(attacks, key=lambda row: row["attacked"]["share"])
+        number = f"{worst['attacked']['share']:.3f}"
+        where = f"{worst['attack']}, {worst['norm']} {worst['budget']}"
+        shown |= {
+            "headline_attacked": f"{number} ({where})",
+            "headline_attacked_number": number,
+            "headline_attacked_label": f"accuracy under the worst attack ({where})",
+        }
+    return shown
+
+
+def no_certificates_words(record: RunRecord) -> str:
+    """Return why the page has no certificates."""
+    if record.statement is None:
+        return "No prediction is certified: training is not finished, or there is no record of it."
+    if is_noisy(record):
+        return f"No prediction is certified yet. Run: securesgd certify {record.folder}"
+    return "This network has no noise: nothing can be proven about its predictions."
