@@ -8,7 +8,7 @@ What is bounded is the sum that comes out, rounding included. In two batches tha
 changes; so do their gradients, norms and clip factors. Only sums over examples differ:
 
 1. The clip factor min(1, C / norm) is computed in float64 and rounded down. The norm is that of the stored numbers that
-   are added up, up to a relative error of 4e-6 in float32; a gradient that is made again for the sum is scaled down if
+   are added up, up to a relative error of 4e-6 in float32; a gradient computed again for the sum is scaled down if
    it turns out longer than it was measured.
 2. Stored gradients are added in groups of at most 160, groups in float64: `rules.forms.rounding_slack`.
 3. An example with a loss or gradient that is not finite contributes nothing, like the null record, and raises no error:

@@ -70,8 +70,8 @@ def check_separation(passes: Passes, *, thorough: bool, synthetic: bool = False)
         many that depend on some, the probability to miss it is the product.
 
     On examples of the data only passes of the same shapes are compared, which give the same bits unless examples mix:
-    no record, however odd, can make a separate model fail, so the outcome tells nothing of the data. What is compared
-    up to rounding is compared on synthetic examples only.
+    no record, however unusual, can make a separate model fail, so the outcome reveals nothing about the data. What must
+    be compared up to rounding is compared on synthetic examples only.
 
     Args:
         passes: the model and the batch.

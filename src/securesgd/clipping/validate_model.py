@@ -35,7 +35,7 @@ def check_model(model: nn.Module) -> None:
         if parameter._post_accumulate_grad_hooks:
             raise InvalidInputError(
                 f"parameter {name!r} has a hook that runs after its gradient is accumulated (an optimizer step in the "
-                "backward pass, say): private gradients are not accumulated, so it would not run; remove it"
+                "backward pass, for example): private gradients are not accumulated, so it would not run; remove it"
             )
         if parameter.device != trainable[0][1].device:
             raise InvalidInputError(

@@ -31,7 +31,7 @@ CHUNK_ROWS = 16  # images unfolded at once: their patches stay in the shared cac
 DOUBLE = 3.0  # cost of float64 Gram matrices in float32 ones (measured)
 LARGE = 2.0**32  # of an input: a product with what is lost below 2^-126 is then far below any limit
 SMALL = 2.0**-400  # the largest number of an input or gradient below which float64 squares may vanish
-CHUNK_NUMBERS = 2**22  # of gradients made again for the sum: 16 MB of float32
+CHUNK_NUMBERS = 2**22  # of gradients computed again for the sum: 16 MB of float32
 
 
 def convolution_gradients(call: LayerCall) -> dict[str, ExampleGradient]:

@@ -157,7 +157,7 @@ ExampleGradient = Kept | Deferred
 
 
 def sum_again(make: Callable[[slice], Kept], squares: Tensor, factors: Tensor, chunk: int) -> Tensor:
-    """Return sum_i factors[i] · gradient_i for gradients that were measured and dropped, made again `chunk` at a time.
+    """Return sum_i factors[i] · gradient_i for gradients measured and dropped before, computed again `chunk` at a time.
 
     Guarantee: the share of an example is at most factor × sqrt(squares) long, however wrong the measurement was: a
         gradient that turns out longer is scaled down. Measurement and gradient are different computations, and where

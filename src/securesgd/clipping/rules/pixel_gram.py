@@ -21,7 +21,7 @@ ADDITION = 35.0  # cost of one addition of the diagonal sums, in multiply-adds o
 
 
 def gram_cost(x: Tensor, g: Tensor, geometry: Geometry, copies: int) -> float:
-    """Return the multiply-adds per example of `gram_squares`, additions included at their measured price."""
+    """Return the multiply-adds per example of `gram_squares`, additions included at their measured cost."""
     (channels, height, width), (maps, rows, columns) = x.shape[1:], g.shape[1:]
     pixels, positions = copies * height * width, copies * rows * columns
     products = pixels**2 * channels + positions**2 * maps
