@@ -36,23 +36,22 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 VERSION = ("", "__version__")  # a plain string of the front door, which every layer may record
 
 # Imports against the order that are still there: (file, imported part). To be emptied, never to grow.
-KNOWN: set[tuple[str, str]] = {("training/accounted_run.py", "")}
+KNOWN: set[tuple[str, str]] = set()
 
 # What works without torch, but for what is known to load it still.
 NO_TORCH = (
     "__init__.py", "errors.py", "validate.py", "theory/", "privacy/", "report/", "certificates/summary.py",
     "attacks/robust_accuracy.py", "attacks/settings.py", "data/catalog.py",
 )  # fmt: skip
-KNOWN_TORCH = {"attacks/settings.py"}
+KNOWN_TORCH: set[str] = set()
 
 LONGEST, SHORTEST = 400, 40
 KNOWN_LONG: set[str] = set()
 SHORT = {
-    "attacks/streams.py": "all randomness of attacks and of their measurement",
     "cli/report.py": "a command is an edge",
     "theory/rounding.py": "one rule of rounding for every printed bound",
 }
-KNOWN_SILENT = {f"{part}/__init__.py" for part in ("attacks", "models", "report")}
+KNOWN_SILENT: set[str] = set()
 
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 

@@ -110,7 +110,7 @@ def test_what_is_not_the_trained_network_is_refused(trained, outside):
     for source, words in (
         (None, "has a network of its own"),
         (f"{outside}:other", "another structure"),
-        (f"{outside}:not_a_network", "torch.nn.Module"),
+        (f"{outside}:not_a_network", "valid: a torch.nn.Module"),
         (f"{outside}:absent", "has no function absent"),
         ("no.such.module:f", "cannot be imported"),
         ("tanh-cnn-x", "valid: package.module:function"),

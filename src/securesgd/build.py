@@ -11,7 +11,6 @@ __all__ = [
 
 import copy
 import hashlib
-import inspect
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -24,7 +23,7 @@ from securesgd.data.load import load_data
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.methods import method
 from securesgd.models.gradient_scores import Per, redistribution_from_gradients
-from securesgd.models.networks import NETWORKS, network
+from securesgd.models.networks import NETWORKS, network, network_from_function
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.redistribution import WAYS, Redistribution, Way
 from securesgd.privacy import GaussianRelease, UnprotectedRelease
@@ -188,19 +187,7 @@ def _bare_network(
     build = load_function(source, "network") if isinstance(source, str) else source
     if build is None:
         raise InvalidInputError(f"network {config.network!r} is not built in and was not given")
-    return _call_builder(build, input_shape, classes)
-
-
-def _call_builder(build: Callable[..., nn.Module], input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return what a user's function builds, called with (input_shape, classes) or, if it takes nothing, without."""
-    try:
-        takes_nothing = not inspect.signature(build).parameters
-    except (TypeError, ValueError):
-        takes_nothing = False
-    model = build() if takes_nothing else build(input_shape, classes)
-    if not isinstance(model, nn.Module):
-        raise InvalidInputError(f"network: {build!r} returned {type(model).__name__}; valid: a torch.nn.Module")
-    return model
+    return network_from_function(build, input_shape, classes, str(source))
 
 
 def _sequential(plain: nn.Module) -> nn.Sequential:

@@ -4,7 +4,7 @@ A cell is one attack at one budget under one set of settings; its name ends with
 can never be taken for each other. Rows are written part by part, whole or not at all.
 """
 
-__all__ = ["IMAGES", "RECORD", "ROWS", "Cells", "cell_name", "load_images"]
+__all__ = ["Cells", "cell_name", "load_images"]
 
 import hashlib
 import json
@@ -25,12 +25,11 @@ from securesgd.attacks.robust_accuracy import COLUMNS
 from securesgd.attacks.sanity_checks import SanityWarning
 from securesgd.attacks.settings import AttackSettings
 from securesgd.errors import DamagedFileError
-from securesgd.runtime.run_folder import locked_folder
+from securesgd.runtime.run_folder import ATTACK_IMAGES, ATTACK_RECORD, ATTACKS, WEIGHTS, locked_folder
 from securesgd.runtime.storage import file_digest, read_json, write_json
 from securesgd.runtime.tables import read_rows, write_rows
 from securesgd.runtime.tensors import Checkpoint, load_tensors, save_tensors
 
-ROWS, RECORD, IMAGES = "attacks.csv", "attacks.json", "attacked-images"
 _COUNTS = ("outside", "flat", "attacked", "passes")
 _NUMBERS = (
     "budget", "index", "label", "draws", "clean_prediction", "clean_label_votes", "clean_other_votes",
@@ -92,12 +91,12 @@ class Cells:
 
     def write(self) -> None:
         """Write rows, then entries: after a crash between the two, rows without an entry are measured again."""
-        write_rows(self.folder / ROWS, [{name: row[name] for name in COLUMNS} for row in self.rows])
+        write_rows(self.folder / ATTACKS, [{name: row[name] for name in COLUMNS} for row in self.rows])
         record = {
-            "format": 1, "weights": self.weights, "model_file": file_digest(self.folder / "model.safetensors"),
+            "format": 1, "weights": self.weights, "model_file": file_digest(self.folder / WEIGHTS),
             "cells": self.entries, "suspicions": self.warnings,
         }  # fmt: skip
-        write_json(self.folder / RECORD, record)
+        write_json(self.folder / ATTACK_RECORD, record)
 
 
 def load_images(folder: Path, name: str) -> tuple[NDArray[np.int64], Tensor]:
@@ -115,7 +114,7 @@ def _digest(attack: dict[str, Any], measured: dict[str, Any]) -> str:
 
 
 def _images_path(folder: Path, name: str) -> Path:
-    return folder / IMAGES / f"{name}.safetensors"
+    return folder / ATTACK_IMAGES / f"{name}.safetensors"
 
 
 def _append_images(folder: Path, name: str, indices: NDArray[np.int64], images: Tensor) -> None:
@@ -131,7 +130,7 @@ def _append_images(folder: Path, name: str, indices: NDArray[np.int64], images: 
 
 def _read(folder: Path, weights: str) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the entries, rows and sanity warnings of a folder."""
-    rows_path, record_path = folder / ROWS, folder / RECORD
+    rows_path, record_path = folder / ATTACKS, folder / ATTACK_RECORD
     if not rows_path.exists() and not record_path.exists():
         return {}, [], []
     try:
@@ -141,16 +140,16 @@ def _read(folder: Path, weights: str) -> tuple[dict[str, Any], list[dict[str, An
             _require_consistent(name, entry)
         present = [_parse_row(row) for row in read_rows(rows_path, numbers=_NUMBERS)]
         if tuple(present[0]) != COLUMNS:
-            raise ValueError(f"{ROWS} has other columns")
+            raise ValueError(f"{ATTACKS} has other columns")
         if len({(row["cell"], row["index"]) for row in present}) < len(present):
-            raise ValueError(f"{ROWS} has a row twice")
+            raise ValueError(f"{ATTACKS} has a row twice")
         made_with, warnings = record["weights"], [_parse_warning(entry) for entry in record["suspicions"]]
     except (DamagedFileError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFileError(f"{record_path} or {ROWS} is damaged ({error}); move both away") from None
+        raise DamagedFileError(f"{record_path} or {ATTACKS} is damaged ({error}); move both away") from None
     if made_with != weights:
         raise DamagedFileError(
             f"{rows_path} was made with other weights (sha256 {str(made_with)[:8]}…) than the model's "
-            f"({weights[:8]}…); move it and {RECORD} away"
+            f"({weights[:8]}…); move it and {ATTACK_RECORD} away"
         )
     return entries, [row for row in present if row["cell"] in entries], warnings
 

@@ -14,6 +14,7 @@ from securesgd.cli.app import app
 from securesgd.cli.noise import DEFAULT_DELTA, print_noise_table
 from securesgd.cli.progress import progress_bar
 from securesgd.cli.train import training_progress
+from securesgd.runtime.run_folder import REPORT
 
 if TYPE_CHECKING:
     from securesgd.attacks.evaluate import Evaluation
@@ -54,7 +55,7 @@ def demo(
             budget=_BUDGET, eot=10, examples=_ATTACKED, draws=200, sanity_checks=False,
             on_progress=lambda _, share: progress.update(task, completed=share),
         )  # fmt: skip
-    page = run.report(out / "report.html")
+    page = run.report(out / REPORT)
     Console(highlight=False).print(_result_table(run, certificates, evaluation))
     print(f"privacy of the training data: epsilon {run.privacy.epsilon:.3f} spent, delta {run.privacy.delta:g}")
     print(f"open {page}")

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from securesgd.cli.app import app
 from securesgd.errors import printable
+from securesgd.runtime.run_folder import REPORT
 
 
 @app.command(epilog="Example: securesgd report runs/a runs/b --out comparison.html")
@@ -26,7 +27,7 @@ def report(
     """
     from securesgd.report.page import report as make
 
-    path = out or runs[0] / "report.html"
+    path = out or runs[0] / REPORT
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for line in make(runs, path):
         console.print(f"[yellow]missing[/] {escape(printable(line))}", markup=True)

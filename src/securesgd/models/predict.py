@@ -48,7 +48,7 @@ def vote_counts(model: nn.Module, inputs: Tensor, draws: int, generator: torch.G
     Every example gets noise of its own. A model without noise votes once. The model must be in eval mode.
     """
     if not isinstance(model, NoisyNetwork):
-        device = next(model.parameters()).device
+        device = next(model.parameters(), inputs).device
         outputs = torch.cat([model(inputs[i : i + batch].to(device)) for i in range(0, len(inputs), batch)])
         return nn.functional.one_hot(outputs.argmax(1), outputs.shape[1]).cpu()
     network, counts = SplitNetwork(model), []

@@ -1,6 +1,6 @@
 """The gallery: images before and after an attack, with the model's predictions of both."""
 
-__all__ = ["PICTURE", "chosen_rows", "draw_gallery", "gallery_figure"]
+__all__ = ["chosen_rows", "draw_gallery", "gallery_figure"]
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from securesgd.report.plots import plain_text, write_picture
+from securesgd.runtime.run_folder import ATTACK_PICTURE, ATTACKS
 from securesgd.runtime.tables import read_rows
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from securesgd.attacks.evaluate import Evaluation
 
-PICTURE = "attacks.png"
 Row = Mapping[str, Any]
 _BROKEN, _UNBROKEN = "#B2182B", "#1B7837"
 
@@ -41,7 +41,7 @@ def draw_gallery(
     strongest = min(evaluation.images, key=lambda name: cells[name]["summary"]["accuracy"]["share"])
     indices, images = evaluation.images[strongest]
     position = {int(index): place for place, index in enumerate(indices)}
-    rows = [row for row in read_rows(folder / "attacks.csv") if row["cell"] == strongest]
+    rows = [row for row in read_rows(folder / ATTACKS) if row["cell"] == strongest]
     chosen = chosen_rows([row for row in rows if int(row["index"]) in position])
     if not chosen:
         return None
@@ -50,12 +50,12 @@ def draw_gallery(
         chosen,
         inputs[[int(row["index"]) for row in chosen]].cpu().numpy(),
         images[[position[int(row["index"])] for row in chosen]].numpy(),
-        folder / PICTURE,
+        folder / ATTACK_PICTURE,
         title=f"{dataset}: {settings['attack']} ({settings['protocol']}), {settings['norm']} budget "
         f"{settings['budget']:g}",
         class_names=class_names,
     )
-    return folder / PICTURE
+    return folder / ATTACK_PICTURE
 
 
 def chosen_rows(rows: Sequence[Row], count: int = 8) -> list[Row]:

@@ -14,6 +14,7 @@ from securesgd.reproduce.gains import seed_summary
 from securesgd.reproduce.grid import Cell, Experiment, Row
 from securesgd.reproduce.models import WAYS, cell_model, train_command
 from securesgd.reproduce.plots import ways_figure
+from securesgd.runtime.run_folder import CERTIFICATES
 from securesgd.runtime.tables import write_rows
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def measure_certified(cell: Cell, work: Path) -> list[Row]:
     folder = work / norm  # a folder each: both norms may be measured at once, by two processes
     folder.mkdir(parents=True, exist_ok=True)
     certify_run(folder, run.model, run.data.test_inputs, run.data.test_targets, [norm], settings, examples=count)
-    rows = [row for row in read_rows(folder / "certificates.csv") if row["index"] < count]
+    rows = [row for row in read_rows(folder / CERTIFICATES) if row["index"] < count]
     bound = known_sensitivity(run.model, norm, folder / SENSITIVITIES)
     check = check_run(
         folder, run.model, run.data.test_inputs, rows,

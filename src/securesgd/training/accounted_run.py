@@ -4,7 +4,7 @@ __all__ = ["AccountedRun"]
 
 from torch import Tensor
 
-import securesgd
+from securesgd import __version__
 from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError
 from securesgd.privacy import (
     Ledger,
@@ -59,7 +59,7 @@ class AccountedRun:
         context = f"{fingerprint.digest(noise, by_process=False)} {data_digest} {tensors_digest(initial.tensors)}"
         randomness = Randomness.secret() if seed is None else Randomness.from_seed(seed, context)
         record = initial.record | {
-            "version": securesgd.__version__,
+            "version": __version__,
             "step": 0,
             "noise_multiplier": noise,
             "sampling_rate": rate,
@@ -148,7 +148,7 @@ class AccountedRun:
         self._require_reserved(steps - 1)
         statement = self.ledger.statement()
         record = {
-            "version": securesgd.__version__,
+            "version": __version__,
             "steps": steps,
             "noise_multiplier": self.noise_multiplier,
             "ledger": list(self.ledger.head),
