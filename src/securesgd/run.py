@@ -211,9 +211,11 @@ class Run:
         if isinstance(self.model, NoisyNetwork):
             norm: Any = self.config.robustness.norm
             settings = replace(CertifySettings(norm=norm, draws=1_000), **changes)
-            found = certify(self.model, batch, settings)
-            labels = [None if no else int(c) for c, no in zip(found.prediction, found.abstained, strict=True)]
-            columns = zip(labels, found.radius["tight"], found.draws, strict=True)
+            certificates = certify(self.model, batch, settings)
+            labels = [
+                None if no else int(c) for c, no in zip(certificates.prediction, certificates.abstained, strict=True)
+            ]
+            columns = zip(labels, certificates.radius["tight"], certificates.draws, strict=True)
         else:
             with torch.no_grad():
                 outputs = self.model(batch.to(next(self.model.parameters()).device))
