@@ -257,14 +257,16 @@ def _redistribution_words(record: RunRecord, robustness: dict[str, Any]) -> str:
 
 def _not_guaranteed(statement: dict[str, Any] | None) -> list[str]:
     lines = [
-        "Privacy is for one training example added or removed. Groups of people, or one person with several examples, "
-        "are protected less.",
+        "Privacy is for one training example. Groups of people, or one person with several examples, are protected "
+        "less.",
         "Settings were chosen by people who may have looked at this or similar data; such a search is in no budget.",
         "The test set is not protected: accuracies, certificates and attacked images are about it.",
         "Certificates are about changes of the input measured in the stated norm. Rotations, other cameras or other "
         "kinds of pictures are not covered.",
         "A certificate does not say that a prediction is right, only that it stays the same.",
-        "Floating-point arithmetic is not covered: noise is drawn and added in finite precision.",
+        "The time and memory that training takes are not covered."
+        if statement is not None and statement["noise"] is not None
+        else "Floating-point arithmetic is not covered: noise is drawn and added in finite precision.",
     ]
     if statement is not None and not statement["guaranteed"]:
         lines.insert(0, f"Privacy itself: {'; '.join(statement['reasons'])}.")
@@ -295,8 +297,9 @@ def _commands(record: RunRecord) -> str:
         options += [*given, f"--seed {settings['seed'] + 1}", "--again"]
         lines.append(f"cp -r {folder} {folder}-{norm}        # fresh noise and a new proof, in a copy")
         lines.append(f"securesgd certify {folder}-{norm} {' '.join(options)}")
-    if dataset == IN_MEMORY or network == OWN_NETWORK:
-        lines.append("# training again takes the program that trained it: network or data were given in memory")
+    training = (record.config or {}).get("training", {})
+    if dataset == IN_MEMORY or network == OWN_NETWORK or "own" in (training.get("optimizer"), training.get("schedule")):
+        lines.append("# training again takes the program that trained it: the folder does not hold all that it used")
     else:
         lines.append(f"securesgd train --config {folder}/config.toml --out again     # same settings, new secret noise")
     return "\n".join(lines)

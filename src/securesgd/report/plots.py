@@ -22,7 +22,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import FixedLocator, LogLocator
 
 from securesgd.certificates.rules import radius_rules
 from securesgd.certificates.summary import is_right
@@ -164,7 +164,7 @@ def redistribution_figure(r: Sequence[float], shape: Sequence[int], title: str, 
         axes = figure.subplots()
         axes.plot(relative.ravel(), linewidth=1, color="#0072B2")
         axes.axhline(1, color="0.6", linewidth=0.8)
-        axes.set(xlabel="unit of the first layer", ylabel="noise / median", yscale="log", title=plain_text(title))
+        axes.set(xlabel="unit of the noisy layer", ylabel="noise / median", yscale="log", title=plain_text(title))
         axes.spines[["top", "right"]].set_visible(False)
     write_picture(figure, path)
 
@@ -191,8 +191,8 @@ def _maps(relative: np.ndarray, title: str) -> Figure:
         axes.set_title(name if len(maps) > 1 else "", fontsize=9)
     assert image is not None
     bar = figure.colorbar(image, ax=grid, label="noise / median", shrink=0.85, extend="both")
-    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    bar.ax.yaxis.set_major_formatter("{x:g}")
+    bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high > 5 * low else FixedLocator([low, 1, high]))
+    bar.ax.yaxis.set_major_formatter("{x:.2g}")
     bar.ax.minorticks_off()
     figure.suptitle(plain_text(title), fontsize=10)
     return figure
