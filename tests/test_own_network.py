@@ -174,3 +174,74 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path):
         ss.train(net, data, out=tmp_path / "run", **SMALL)
     with pytest.raises(ss.InvalidInputError, match="other settings: steps = 3"):
         ss.train(net, data, out=tmp_path / "run", resume=True, **SMALL | {"steps": 4})
+
+
+def _small_model():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.GELU(), nn.Linear(12, 10))
+    return ss.NoisyNetwork(net, (1, 8, 8), radius_per_std=0.05)
+
+
+_INPUTS, _LABELS = torch.rand(80, 1, 8, 8), torch.arange(80) % 10
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data": (torch.rand(80, 1, 9, 9), _LABELS)}, r"inputs have shape \[1, 9, 9\]; valid: \[1, 8, 8\]"),
+        ({"data": ((255 * _INPUTS).to(torch.uint8), _LABELS)}, "the model does not take inputs .*uint8"),
+        ({"data": (_INPUTS, _LABELS[:, None])}, r"the loss cannot be computed .* targets of shape \[2, 1\]"),
+        ({"test": (torch.rand(5, 1, 9, 9), _LABELS[:5])}, r"test inputs have shape \[1, 9, 9\]; valid: \[1, 8, 8\]"),
+        ({"model": "a text"}, "model is a str; valid: a torch.nn.Module"),
+        ({"loss": nn.functional.cross_entropy}, "one loss per row"),
+        ({"loss": "cross-entropy"}, "loss is a str; valid: a function"),
+        ({"optimizer": "adam"}, "optimizer is a str; valid: a function"),
+        ({"on_step": 3}, "on_step is a int; valid: a function"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_folder_is_made(change, words, tmp_path):
+    arguments = {"model": _small_model(), "data": (_INPUTS, _LABELS), "out": tmp_path / "run"} | SMALL | change
+    with pytest.raises(ss.InvalidInputError, match=words):
+        ss.train(arguments.pop("model"), arguments.pop("data"), **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_input_shape_is_whole_numbers():
+    with pytest.raises(ss.InvalidInputError, match="input_shape is 64; valid: whole numbers"):
+        ss.NoisyNetwork(nn.Flatten(), 64)
+
+
+def test_verbs_refuse_a_test_set_or_setting_that_does_not_fit(trained):
+    digits = load_data("digits")
+    inputs, labels = digits.test_inputs[:5], digits.test_targets[:5]
+    for verb in (trained.certify, trained.attack):
+        with pytest.raises(ss.InvalidInputError, match=r"test inputs have shape \[1, 9, 9\]"):
+            verb((torch.rand(5, 1, 9, 9), labels))
+        with pytest.raises(ss.InvalidInputError, match="valid: 0 to 9"):
+            verb((inputs, labels + 10))
+        with pytest.raises(ss.InvalidInputError, match=r"torch\.float32"):
+            verb((inputs, labels.float()))
+    with pytest.raises(ss.InvalidInputError, match="'drws' of certificates: did you mean 'draws'"):
+        trained.certify(drws=10)
+    with pytest.raises(ss.InvalidInputError, match="did you mean 'draws'"):
+        trained.predict(inputs, drws=10)
+    with pytest.raises(ss.InvalidInputError, match="'step' of a check: did you mean 'steps'"):
+        trained.check(step=3)
+    with pytest.raises(ss.InvalidInputError, match="inputs are a str"):
+        trained.predict("image.png")
+    with pytest.raises(ss.InvalidInputError, match="budget must be finite"):
+        trained.attack(attacks="fgsm", budget="much")
+    with pytest.raises(ss.InvalidInputError, match="the attack 5 has no name"):
+        trained.attack(attacks=5)
+
+
+def test_a_check_is_about_the_test_set_of_the_certificates(copied, outside):
+    run = ss.load_run(copied, network=f"{outside}:mine")
+    run.certify(examples=2, draws=20, selection_draws=5)
+    other = load_data("digits")
+    with pytest.raises(ss.InvalidInputError, match="are about another test set"):
+        run.check((other.test_inputs.flip(0), other.test_targets.flip(0)))
+
+
+def test_loaded_data_are_not_tensors(copied, outside):
+    with pytest.raises(ss.InvalidInputError, match=r"dataset is a tuple; .*run.certify\(test_set\)"):
+        ss.load_run(copied, network=f"{outside}:mine", dataset=(_INPUTS, _LABELS))

@@ -25,9 +25,10 @@ from securesgd.certificates.certify import certify
 from securesgd.certificates.record import CertifySettings
 from securesgd.certificates.run_certificates import RunCertificates, certify_run
 from securesgd.certificates.sensitivity import known_sensitivity
+from securesgd.certificates.stored_certificates import data_digest
 from securesgd.config import IN_MEMORY, RunConfig, saved_config
 from securesgd.data.load import LoadedData, load_data
-from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.privacy import PrivacyStatement, replayed_statement
 from securesgd.report.gallery import draw_gallery
@@ -44,6 +45,7 @@ from securesgd.training.examples import as_examples
 
 FORMAT = 1
 """Of model.json."""
+_EFFORT = ("restarts", "steps", "eot", "seed", "failure_prob")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,7 @@ class Run:
         """
         inputs, targets = self._test_set(test_set)
         chosen = [norms] if isinstance(norms, str) else list(norms or [self.config.robustness.norm])
-        settings = replace(settings or CertifySettings(seed=0), **{"norm": chosen[0]} | changes)
+        settings = (settings or CertifySettings(seed=0)).with_changes(**{"norm": chosen[0]} | changes)
         certificates = certify_run(
             self.path, self.model, inputs, targets, chosen, settings,
             examples=examples, at_radii=at_radii, rules=rules, again=again, on_progress=on_progress,
@@ -189,19 +191,26 @@ class Run:
     ) -> dict[str, Any]:
         """Search the certified balls of one norm for a counter-example; write and return the result.
 
-        `examples` are the first ones that have certificates; None: all of them. `effort` is restarts, steps, eot, seed.
-        Raises: InvalidInputError if there are no certificates in `norm`.
+        `examples` are the first ones that have certificates; None: all of them. `effort` is restarts, steps,
+        eot, seed, failure_prob.
+        Raises: InvalidInputError if there are no certificates in `norm`, or they are about another test set.
         """
+        for name in effort:
+            if name not in _EFFORT:
+                raise InvalidInputError(f"unknown setting {name!r} of a check: {nearest(name, _EFFORT)}")
         norm = norm or self.config.robustness.norm
         path = self.path / names.CERTIFICATE_RECORD
         records = read_json(path) if path.exists() else {}
         if not isinstance(self.model, NoisyNetwork) or norm not in records:
             raise InvalidInputError(f"{self.path} has no certificates in {norm} to check; certify it first")
+        inputs, targets = self._test_set(test_set)
+        if records[norm]["data"] != data_digest(inputs, targets):
+            raise InvalidInputError(f"the {norm} certificates of {self.path} are about another test set; give that one")
         rows = [row for row in read_rows(self.path / names.CERTIFICATES) if row["norm"] == norm]
         rows = rows if examples is None else [row for row in rows if row["index"] < examples]
         bound = known_sensitivity(self.model, norm, self.path / names.SENSITIVITY)
         return check_run(
-            self.path, self.model, self._test_set(test_set)[0], rows,
+            self.path, self.model, inputs, rows,
             certificate_failure_prob=records[norm]["settings"]["failure_prob"], direction=bound.direction,
             on_progress=on_progress, **effort,
         )  # fmt: skip
@@ -213,13 +222,16 @@ class Run:
         predicts without a radius.
         `changes` are settings of `CertifySettings`, such as draws (1,000 if not given), norm, radius.
         """
-        inputs = torch.as_tensor(inputs, dtype=torch.float32)
+        try:
+            inputs = torch.as_tensor(inputs, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidInputError(f"inputs are a {type(inputs).__name__}; valid: a tensor ({error})") from None
         shape = tuple(self.record["input_shape"])
         batch = inputs[None] if tuple(inputs.shape) == shape else inputs
         class_names = self.record["class_names"]
         if isinstance(self.model, NoisyNetwork):
             norm: Any = self.config.robustness.norm
-            settings = replace(CertifySettings(norm=norm, draws=1_000), **changes)
+            settings = CertifySettings(norm=norm, draws=1_000).with_changes(**changes)
             certificates = certify(self.model, batch, settings)
             labels = [
                 None if no else int(c) for c, no in zip(certificates.prediction, certificates.abstained, strict=True)
@@ -249,9 +261,22 @@ class Run:
 
     def _test_set(self, given: "Dataset[Any] | tuple[Tensor, Tensor] | None") -> tuple[Tensor, Tensor]:
         """Return inputs and labels of the test set that was given, else of the run's own."""
-        if given is None:
-            return self.data.test_inputs, self.data.test_targets
-        return tensors_of(given)
+        inputs, targets = tensors_of(self.data if given is None else given)
+        shape, classes = tuple(self.record["input_shape"]), int(self.record["classes"])
+        if tuple(inputs.shape[1:]) != shape:
+            raise InvalidInputError(
+                f"test inputs have shape {list(inputs.shape[1:])}; valid: {list(shape)}, as {self.path} was trained on"
+            )
+        if targets.dim() != 1 or targets.is_floating_point() or targets.is_complex():
+            raise InvalidInputError(
+                f"test labels have shape {list(targets.shape)} and type {targets.dtype}; valid: a whole number each"
+            )
+        if int(targets.min()) < 0 or int(targets.max()) >= classes:
+            raise InvalidInputError(
+                f"test labels are {int(targets.min())} to {int(targets.max())}; valid: 0 to {classes - 1}, "
+                f"the {classes} classes of {self.path}"
+            )
+        return inputs, targets
 
 
 def load_run(
@@ -281,6 +306,11 @@ def load_run(
     except DamagedFileError as error:
         raise DamagedFileError(f"{folder}: {error}") from None
     loaded = load_data(dataset) if isinstance(dataset, str) else dataset
+    if loaded is not None and not isinstance(loaded, LoadedData):
+        raise InvalidInputError(
+            f"dataset is a {type(loaded).__name__}; valid: a name, a path or what load_data returned; tensors and "
+            "Datasets go to run.certify(test_set)"
+        )
     return Run(folder, config, model, loaded)
 
 

@@ -68,6 +68,10 @@ def train(
     of the settings. `on_step` gets a `StepReport` after each step and stops the run by returning False. `settings` are
     those of `TrainingSettings` (epsilon, delta, batch_size, steps, …) and of `RobustnessSettings` (r_step, …).
     """
+    if not isinstance(model, nn.Module):
+        raise InvalidInputError(f"model is a {type(model).__name__}; valid: a torch.nn.Module")
+    if on_step is not None and not callable(on_step):
+        raise InvalidInputError(f"on_step is a {type(on_step).__name__}; valid: a function of a StepReport, or None")
     loaded = load_data(data) if isinstance(data, str) else data if isinstance(data, LoadedData) else None
     own = {"optimizer": "own" if optimizer else None, "schedule": "own" if scheduler else None}
     config = _own_config(model, loaded, network, settings | {name: word for name, word in own.items() if word})
@@ -170,6 +174,8 @@ def _run_job(
 def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any] | None) -> Run:
     """Train and write the records of a run whose folder is claimed."""
     config, model, folder = job.config, job.model, files.path
+    if job.test_set is not None:
+        _require_like_training(job.test_set[0], job.examples)
     choices: dict[str, Any] = {"loss": job.loss, "optimizer": job.optimizer, "scheduler": job.scheduler}
     choices["one_off_release"] = redistribution_release(config, model)
     if isinstance(model, AdlmNetwork):
@@ -201,6 +207,13 @@ def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any]
     record = _model_record(job, folder) | {"statement": result.statement.json()}
     write_json(folder / names.MODEL, record)  # the last file: the run is finished
     return Run(folder, config, model, job.loaded)
+
+
+def _require_like_training(test_inputs: Tensor, examples: Any) -> None:
+    """Raise InvalidInputError if test inputs are of another shape: better now than when training has ended."""
+    shape, expected = test_inputs.shape[1:], as_examples(examples).batch(np.arange(1))[0].shape[1:]
+    if shape != expected:
+        raise InvalidInputError(f"test inputs have shape {list(shape)}; valid: {list(expected)}, as those of training")
 
 
 def _watch(

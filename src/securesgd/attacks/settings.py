@@ -152,7 +152,7 @@ class AttackSettings:
             raise InvalidInputError(
                 f"unknown target {self.target!r}: {nearest(self.target, TARGETS)}, or a class number"
             )
-        if not (math.isfinite(self.budget) and self.budget > 0):
+        if not isinstance(self.budget, int | float) or not (math.isfinite(self.budget) and self.budget > 0):
             raise InvalidInputError(f"budget must be finite and > 0, got {self.budget!r}")
         if not (math.isfinite(self.step_share) and self.step_share > 0):
             raise InvalidInputError(f"step_share must be finite and > 0, got {self.step_share!r}")
@@ -209,7 +209,7 @@ def attack_grid(
     stands for the attacks of the paper. `settings` are those of `attack_settings`.
     Raises: InvalidInputError if there is no attack or no budget, or one is not valid.
     """
-    given = [attacks] if isinstance(attacks, str) or callable(attacks) else list(attacks)
+    given = list(attacks) if isinstance(attacks, Sequence) and not isinstance(attacks, str) else [attacks]
     words = [word for entry in given for word in (_split(entry) if isinstance(entry, str) else (entry,))]
     chosen = [attack for word in words for attack in (PAPER_ATTACKS if word == "all" else (word,))]
     budgets = list(budget) if isinstance(budget, Sequence) else [budget]

@@ -3,7 +3,7 @@
 __all__ = ["FRESH", "MAX_DRAWS", "OTHERS", "SCORES", "SEEDED", "Certificates", "CertifySettings"]
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -53,6 +53,14 @@ class CertifySettings:
     (`each`), or whichever the selection draws say gives the larger radius (`auto`)."""
     input_range: tuple[float, float] | None = (0.0, 1.0)
     """Inputs outside are refused: radii are in the units of the input, and 0..255 is a common mistake. None: any."""
+
+    def with_changes(self, **changes: Any) -> "CertifySettings":
+        """Return these settings with some of them changed. Raises: InvalidInputError for a name that is not one."""
+        known = [field.name for field in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise InvalidInputError(f"unknown setting {name!r} of certificates: {nearest(name, known)}")
+        return replace(self, **changes)
 
     def __post_init__(self) -> None:
         for name, valid in (("norm", NORMS), ("scores", SCORES), ("others", OTHERS)):

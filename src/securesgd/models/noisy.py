@@ -74,7 +74,12 @@ class NoisyNetwork(nn.Module):
             if value not in valid:
                 raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
         way = redistribution_way(redistribution)
-        self.input_shape, self.place = tuple(int(n) for n in input_shape), place
+        if not isinstance(network, nn.Module):
+            raise InvalidInputError(f"network is a {type(network).__name__}; valid: a torch.nn.Module")
+        try:
+            self.input_shape, self.place = tuple(int(n) for n in input_shape), place
+        except (TypeError, ValueError):
+            raise InvalidInputError(f"input_shape is {input_shape!r}; valid: whole numbers like (1, 28, 28)") from None
         self.norm, self.redistribution, self.start = norm, redistribution, start
         self.radius_per_std = None if radius_per_std is None else validate_positive("radius_per_std", radius_per_std)
         layer = nn.Identity() if place == "input" else _first_layer(network, self.input_shape)

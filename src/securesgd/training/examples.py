@@ -1,6 +1,6 @@
 """The training examples as the loop sees them: a number of them, and the batch at given indices."""
 
-__all__ = ["Examples", "as_examples", "check_examples", "data_digest"]
+__all__ = ["Examples", "as_examples", "check_examples", "check_loss", "data_digest"]
 
 import hashlib
 from collections.abc import Iterator
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from securesgd.clipping.engine import Loss, per_example
 from securesgd.errors import InvalidInputError
+from securesgd.models.noisy import NoisyNetwork
 from securesgd.runtime.random_state import BufferState, RandomState
 
 _READ_BATCH = 1000
@@ -122,6 +124,51 @@ def check_examples(examples: Examples, model: nn.Module, *, labelled: bool) -> N
             _require_outputs(model, inputs, start)
 
 
+def check_loss(examples: Examples, model: nn.Module, loss: Loss) -> None:
+    """Return if the loss can be computed from the outputs for the first examples and their targets, one value for each.
+
+    A mistake in it is reported here, with nothing written yet, and not after the first steps were reserved.
+    Raises: InvalidInputError if torch or the loss refuses them, or there is not one value per example.
+    """
+    if not callable(loss):
+        raise InvalidInputError(f"loss is a {type(loss).__name__}; valid: a function of outputs and targets")
+    device = next(model.parameters()).device
+    inputs, targets = (part.to(device) for part in examples.batch(np.arange(min(2, len(examples)))))
+    with _restored(model), torch.no_grad():
+        model.train()
+        outputs = _outputs(model, inputs)
+        try:
+            per_example(loss)(outputs, targets)
+        except InvalidInputError:
+            raise
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            raise InvalidInputError(
+                f"the loss cannot be computed from outputs of shape {_shape(outputs)} and targets of shape "
+                f"{_shape(targets)}, type {targets.dtype}: {error}"
+            ) from error
+
+
+def _outputs(model: nn.Module, inputs: Tensor) -> Any:
+    """Return the model's outputs. Raises: InvalidInputError if it does not take inputs of this shape and type."""
+    if isinstance(model, NoisyNetwork) and tuple(inputs.shape[1:]) != model.input_shape:
+        raise InvalidInputError(
+            f"inputs have shape {list(inputs.shape[1:])}; valid: {list(model.input_shape)}, as the NoisyNetwork was "
+            "built for"
+        )
+    try:
+        return model(inputs)
+    except InvalidInputError:
+        raise
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"the model does not take inputs of shape {list(inputs.shape[1:])} and type {inputs.dtype}: {error}"
+        ) from error
+
+
+def _shape(value: Any) -> Any:
+    return list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+
 def _kind(part: Any) -> tuple[Any, ...]:
     """Return what examples must have in common to be stacked without a change of shape or type."""
     return type(part), *(getattr(part, name, None) for name in ("shape", "dtype"))
@@ -158,7 +205,7 @@ def _output_width(model: nn.Module, examples: Examples) -> int:
     parameter = next(model.parameters())
     inputs, _ = examples.batch(np.arange(1))
     with _eval_mode(model):
-        outputs: Tensor = model(torch.zeros_like(inputs, device=parameter.device))
+        outputs: Tensor = _outputs(model, torch.zeros_like(inputs, device=parameter.device))
     if outputs.dim() < 2:
         raise InvalidInputError(f"the model's output has shape {list(outputs.shape)}: it must be [batch, classes]")
     return outputs.shape[1]
@@ -167,12 +214,18 @@ def _output_width(model: nn.Module, examples: Examples) -> int:
 @contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
     """Put the model in eval mode without gradients; afterwards restore its modes, buffers and generators."""
+    with _restored(model), torch.no_grad():
+        model.eval()
+        yield
+
+
+@contextmanager
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Restore the model's modes, buffers and generators at the end."""
     modes = [(module, module.training) for module in model.modules()]
     random, buffers = RandomState.capture(model), BufferState.capture(model)
     try:
-        with torch.no_grad():
-            model.eval()
-            yield
+        yield
     finally:
         random.restore()
         buffers.restore()

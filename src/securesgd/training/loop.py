@@ -25,7 +25,7 @@ from securesgd.runtime.randomness import Randomness
 from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.tensors import Checkpoint, load_tensors
 from securesgd.training.accounted_run import AccountedRun
-from securesgd.training.examples import as_examples, check_examples, data_digest
+from securesgd.training.examples import as_examples, check_examples, check_loss, data_digest
 from securesgd.training.fingerprint import ResumeFingerprint
 from securesgd.training.one_off_release import OneOffRelease
 from securesgd.training.optimizer import OptimizerFactory, SchedulerFactory
@@ -96,7 +96,8 @@ def train(
     threads.
     Raises: PrivacyError if the steps do not fit the target; InvalidInputError for bad settings, data, optimizer or a
     folder in use; DamagedFileError for a broken run folder. Nothing existing is overwritten. Data are checked before
-    the run (`check_examples`); once it has begun no example ends it: one without a finite gradient contributes nothing.
+    the run (`check_examples`, `check_loss`); once it has begun no example ends it: one without a finite gradient
+    contributes nothing.
 
     The model is left in eval mode.
     `optimizer` makes an optimizer of the parameters, in place of the settings' optimizer, learning rate and momentum:
@@ -116,6 +117,7 @@ def train(
     engine = ClippingEngine(model, settings.max_grad_norm)
     state = TrainingState(model, settings, optimizer, scheduler)
     check_examples(examples, model, labelled=loss is per_example_cross_entropy)
+    check_loss(examples, model, loss)
     resuming, finished = processes.on_first(lambda: (files.claim(resume), files.finished))
     if finished:
         return _load_finished(state, processes, files, started)

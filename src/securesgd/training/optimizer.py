@@ -207,6 +207,7 @@ class RunOptimizer:
 
 def _make_optimizer(factory: OptimizerFactory, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Return the user's optimizer. Raises: InvalidInputError if training cannot use it."""
+    _require_function("optimizer", factory, "the parameters and returns a torch.optim.Optimizer")
     optimizer = factory(parameters)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidInputError(
@@ -225,6 +226,7 @@ def _make_optimizer(factory: OptimizerFactory, parameters: list[nn.Parameter]) -
 
 def _make_scheduler(factory: SchedulerFactory, optimizer: torch.optim.Optimizer) -> LRScheduler:
     """Return the user's scheduler. Raises: InvalidInputError if training cannot use it."""
+    _require_function("scheduler", factory, "the optimizer and returns a torch.optim.lr_scheduler.LRScheduler of it")
     scheduler = factory(optimizer)
     if not isinstance(scheduler, LRScheduler) or scheduler.optimizer is not optimizer:
         raise InvalidInputError(
@@ -233,6 +235,11 @@ def _make_scheduler(factory: SchedulerFactory, optimizer: torch.optim.Optimizer)
         )
     _require_no_argument(scheduler, "a value; a loss would reveal private data")
     return scheduler
+
+
+def _require_function(name: str, factory: Any, what: str) -> None:
+    if not callable(factory):
+        raise InvalidInputError(f"{name} is a {type(factory).__name__}; valid: a function that takes {what}")
 
 
 def _require_no_argument(value: torch.optim.Optimizer | LRScheduler, what: str) -> None:
