@@ -134,7 +134,7 @@ def check_loss(examples: Examples, model: nn.Module, loss: Loss) -> None:
         raise InvalidInputError(f"loss is a {type(loss).__name__}; valid: a function of outputs and targets")
     device = next(model.parameters()).device
     inputs, targets = (part.to(device) for part in examples.batch(np.arange(min(2, len(examples)))))
-    with _restored(model), torch.no_grad():
+    with _restored(model):
         model.train()
         outputs = _outputs(model, inputs)
         try:
