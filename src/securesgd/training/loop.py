@@ -117,7 +117,7 @@ def train(
     engine = ClippingEngine(model, settings.max_grad_norm)
     state = TrainingState(model, settings, optimizer, scheduler)
     check_examples(examples, model, labelled=loss is per_example_cross_entropy)
-    check_loss(examples, model, loss)
+    processes.together(lambda: check_loss(examples, model, loss))
     resuming, finished = processes.on_first(lambda: (files.claim(resume), files.finished))
     if finished:
         return _load_finished(state, processes, files, started)
