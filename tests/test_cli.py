@@ -9,6 +9,7 @@ import pytest
 
 from securesgd.cli.progress import progress_bar
 from securesgd.presets import preset
+from securesgd.theory.certificates import CERTIFICATE_RULES
 from tests.command_line import run, run_here
 
 
@@ -135,6 +136,13 @@ print("loaded", [name for name in {heavy} if name in sys.modules], status)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == f"loaded [] {0 if '--help' in arguments else 2}"
+
+
+def test_the_help_of_certify_names_every_rule():
+    """It is written out there, so that the help need not load what computes them."""
+    assert f"Shown: {', '.join(CERTIFICATE_RULES)} or all" in " ".join(
+        run_here("certify", "--help").stdout.replace("│", " ").split()
+    )
 
 
 def progress_lines(monkeypatch, capsys, seconds, rank="0"):

@@ -168,7 +168,7 @@ def run_config(
     if not isinstance(dataset, str):
         raise InvalidInputError(f"dataset is {dataset!r}; valid: a name or a path, as text")
     private, adlm = method(method_name).private, method(method_name).adlm
-    changes = {_dotted(name, adlm): value for name, value in changes.items() if value is not None}
+    changes = {_setting_path(name, adlm): value for name, value in changes.items() if value is not None}
     values = preset(dataset, method_name)
     for source in (given, {"dataset": dataset, "method": method_name}):
         for name, value in source.items():
@@ -185,9 +185,9 @@ def run_config(
     if training.setdefault("private", private) is not private:
         kind = "private" if private else "not private"
         raise InvalidInputError(f"method {method_name} is {kind}, got private = {training['private']!r}; leave it out")
-    asked = "training.epsilon" in changes or "epsilon" in given.get("training", {})
-    if not asked and (not private or "noise_multiplier" in training):
-        training.pop("epsilon", None)  # the preset's target gives way to the noise that was asked for
+    epsilon_given = "training.epsilon" in changes or "epsilon" in given.get("training", {})
+    if not epsilon_given and (not private or "noise_multiplier" in training):
+        training.pop("epsilon", None)  # the preset's target gives way to the noise that was epsilon_given for
     return RunConfig.from_dict(values)
 
 
@@ -222,7 +222,7 @@ def resumed_config(folder: str | Path, given: dict[str, Any]) -> RunConfig:
     return config
 
 
-def _dotted(name: str, adlm: bool) -> str:
+def _setting_path(name: str, adlm: bool) -> str:
     """Return `name` with its table: a bare name is looked for everywhere, first of all in [adlm] for that method."""
     places = {f.name: "" for f in fields(RunConfig)}
     places |= {f.name: "robustness." for f in fields(RobustnessSettings)}

@@ -80,18 +80,24 @@ class Run:
         return replayed_statement(self.path / names.LEDGER)
 
     @cached_property
-    def test_accuracy(self) -> float | None:
-        """The share of test examples that were right when training ended; None if there was no test set."""
+    def _metrics(self) -> tuple[float | None, int]:
         path = self.path / names.METRICS
         try:
-            return parse_json(read_bytes(path).splitlines()[-1])["test_accuracy"]
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+            record = parse_json(read_bytes(path).splitlines()[-1])
+            accuracy = record["test_accuracy"]
+            return None if accuracy is None else float(accuracy), int(record.get("test_images", 0))
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise DamagedFileError(f"{path} is damaged: {error}") from None
+
+    @property
+    def test_accuracy(self) -> float | None:
+        """The share of test examples that were right when training ended; None if there was no test set."""
+        return self._metrics[0]
 
     @property
     def test_images(self) -> int:
         """The number of test examples behind `test_accuracy`."""
-        return int(parse_json(read_bytes(self.path / names.METRICS).splitlines()[-1]).get("test_images", 0))
+        return self._metrics[1]
 
     @property
     def data(self) -> LoadedData:
@@ -211,9 +217,11 @@ class Run:
         if isinstance(self.model, NoisyNetwork):
             norm: Any = self.config.robustness.norm
             settings = replace(CertifySettings(norm=norm, draws=1_000), **changes)
-            found = certify(self.model, batch, settings)
-            labels = [None if no else int(c) for c, no in zip(found.prediction, found.abstained, strict=True)]
-            columns = zip(labels, found.radius["tight"], found.draws, strict=True)
+            certificates = certify(self.model, batch, settings)
+            labels = [
+                None if no else int(c) for c, no in zip(certificates.prediction, certificates.abstained, strict=True)
+            ]
+            columns = zip(labels, certificates.radius["tight"], certificates.draws, strict=True)
         else:
             with torch.no_grad():
                 outputs = self.model(batch.to(next(self.model.parameters()).device))

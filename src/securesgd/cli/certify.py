@@ -17,7 +17,6 @@ from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.runtime.import_path import is_import_path
 from securesgd.runtime.run_folder import CERTIFICATES
-from securesgd.theory.certificates import CERTIFICATE_RULES, rule_caveat
 
 if TYPE_CHECKING:
     from securesgd.run import Run
@@ -37,8 +36,8 @@ def certify(
     rule: Annotated[
         str,
         typer.Option(
-            help=f"Shown: {', '.join(CERTIFICATE_RULES)} or all. A rule from outside, as package.module:function, is "
-            "computed and stored too, without guarantee of this package."
+            help="Shown: tight, analytic, extended, classic, as-published or all. A rule from outside, as "
+            "package.module:function, is computed and stored too, without guarantee of this package."
         ),
     ] = "all",
     radius: Annotated[
@@ -66,6 +65,7 @@ def certify(
     from securesgd.run import load_run
     from securesgd.runtime.machine import keep_memory
     from securesgd.runtime.processes import process_group
+    from securesgd.theory.certificates import CERTIFICATE_RULES
 
     if rule != "all" and rule not in CERTIFICATE_RULES and not is_import_path(rule):
         valid = nearest(rule, [*CERTIFICATE_RULES, "all"])
@@ -121,6 +121,8 @@ def _progress() -> Iterator[Callable[[float, int], None]]:
 
 
 def _print_summary(norm: str, summary: dict[str, Any], rule: str) -> None:
+    from securesgd.theory.certificates import rule_caveat
+
     by_rule = summary["certified_accuracy"]
     title = f"certified accuracy in {norm}, {summary['examples']} examples, 95 % intervals"
     table = Table(title=title, title_justify="left")

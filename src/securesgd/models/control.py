@@ -58,15 +58,15 @@ class SensitivityControl:
         if isinstance(noisy.layer, nn.Identity):  # G is diagonal: exact
             return math.sqrt(float(square.sum() if self.norm == "linf" else square.max()))
         if self.norm == "l1":
-            return math.sqrt(float(_transposed(noisy.layer, square[None], self.model.input_shape, power=2).max()))
+            return math.sqrt(float(_apply_transpose(noisy.layer, square[None], self.model.input_shape, power=2).max()))
         iterate = self.model.sensitivity_iterate if self.norm == "linf" else self.model.sensitivity_iterate[:1]
-        product = _transposed(noisy.layer, square * _applied(noisy.layer, iterate), self.model.input_shape)
+        product = _apply_transpose(noisy.layer, square * _apply(noisy.layer, iterate), self.model.input_shape)
         length = product.norm() if self.norm == "l2" else product.norm(dim=0)
         iterate.copy_(product / length.clamp_min(torch.finfo(product.dtype).tiny))
         return math.sqrt(float(length.sum()))
 
 
-def _applied(layer: nn.Module, x: Tensor) -> Tensor:
+def _apply(layer: nn.Module, x: Tensor) -> Tensor:
     """Return W₁x without the bias."""
     if isinstance(layer, nn.Conv2d):
         return functional.conv2d(x, layer.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
@@ -74,7 +74,7 @@ def _applied(layer: nn.Module, x: Tensor) -> Tensor:
     return functional.linear(x.flatten(1), layer.weight)
 
 
-def _transposed(layer: nn.Module, y: Tensor, input_shape: tuple[int, ...], power: int = 1) -> Tensor:
+def _apply_transpose(layer: nn.Module, y: Tensor, input_shape: tuple[int, ...], power: int = 1) -> Tensor:
     """Return W₁ᵀy, with the entries of W₁ raised to `power`."""
     if isinstance(layer, nn.Conv2d):
         padding = (0, 0) if layer.padding == "valid" else layer.padding

@@ -84,7 +84,7 @@ class NoisyNetwork(nn.Module):
         if place == "input":
             self.network: nn.Module = nn.Sequential(self.noisy, network)
         else:
-            self.network = _replaced(network, layer, self.noisy)
+            self.network = _replace_layer(network, layer, self.noisy)
         self.output_shape = shape
         # Where the estimate of Δ stands (`control.py`); a buffer, so that a checkpoint holds it and a resumed run
         # continues with the same bits.
@@ -195,11 +195,11 @@ class NoisyNetwork(nn.Module):
     def rounding_seen(self, inputs: Tensor) -> np.ndarray:
         """Return, per input, how far the layer as it is computed is from the layer in double precision, whitened."""
         std = self.noisy.noise.std
-        found = torch.cat([self.noisy.clean(x[None].to(std.device, std.dtype)) for x in inputs]).flatten(1)
+        computed = torch.cat([self.noisy.clean(x[None].to(std.device, std.dtype)) for x in inputs]).flatten(1)
         exact = self.layer_in_double(inputs)
         if self.noisy.scale is not None:
             exact = exact * self.noisy.scale.values.detach().double().cpu().flatten()
-        return ((found.double().cpu() - exact) / std.double().cpu().flatten()).norm(dim=1).numpy()
+        return ((computed.double().cpu() - exact) / std.double().cpu().flatten()).norm(dim=1).numpy()
 
     @torch.no_grad()
     def layer_in_double(self, inputs: Tensor, *, absolute: bool = False) -> Tensor:
@@ -259,7 +259,7 @@ def _first_layer(network: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
     return first
 
 
-def _replaced(network: nn.Module, layer: nn.Module, substitute: nn.Module) -> nn.Module:
+def _replace_layer(network: nn.Module, layer: nn.Module, substitute: nn.Module) -> nn.Module:
     """Return the network with `layer` replaced, in place unless the network is the layer."""
     if network is layer:
         return substitute
