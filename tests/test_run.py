@@ -17,7 +17,7 @@ from securesgd.models.redistribution import Redistribution
 from securesgd.privacy import GaussianRelease, Ledger, replayed_statement
 from securesgd.run import load_run
 from securesgd.run_training import train_run
-from tests.command_line import run, run_here
+from tests.command_line import run_here
 
 QUICK = {"steps": 12, "batch_size": 200, "accountant": "rdp", "noise_seed": 1}
 
@@ -134,7 +134,9 @@ def test_unfinished_or_foreign_folders_are_not_loaded(tmp_path):
 def test_train_command(tmp_path):
     folder = str(tmp_path / "run")
     options = [part for name, value in QUICK.items() for part in ("--set", f"{name}={value}")]
-    first = run("train", "--dataset", "digits", "--method", "secure-sgd", "--epsilon", "6", "--out", folder, *options)
+    first = run_here(
+        "train", "--dataset", "digits", "--method", "secure-sgd", "--epsilon", "6", "--out", folder, *options
+    )
     assert first.returncode == 0, first.stderr
     assert "differentially private" in first.stdout
     assert "297 test images" in first.stdout
