@@ -189,17 +189,20 @@ class Run:
     ) -> dict[str, Any]:
         """Search the certified balls of one norm for a counter-example; write and return the result.
 
-        `examples` are the first ones that have certificates; None: all of them.
+        `examples` are the first ones that have certificates; None: all of them. `effort` is restarts, steps, eot, seed.
+        Raises: InvalidInputError if there are no certificates in `norm`.
         """
         norm = norm or self.config.robustness.norm
+        path = self.path / names.CERTIFICATE_RECORD
+        records = read_json(path) if path.exists() else {}
+        if not isinstance(self.model, NoisyNetwork) or norm not in records:
+            raise InvalidInputError(f"{self.path} has no certificates in {norm} to check; certify it first")
         rows = [row for row in read_rows(self.path / names.CERTIFICATES) if row["norm"] == norm]
         rows = rows if examples is None else [row for row in rows if row["index"] < examples]
-        record = read_json(self.path / names.CERTIFICATE_RECORD)[norm]
-        assert isinstance(self.model, NoisyNetwork)
         bound = known_sensitivity(self.model, norm, self.path / names.SENSITIVITY)
         return check_run(
             self.path, self.model, self._test_set(test_set)[0], rows,
-            certificate_failure_prob=record["settings"]["failure_prob"], direction=bound.direction,
+            certificate_failure_prob=records[norm]["settings"]["failure_prob"], direction=bound.direction,
             on_progress=on_progress, **effort,
         )  # fmt: skip
 
