@@ -22,12 +22,12 @@ MEASURED = EvaluationSettings(draws=150, certify_draws=150)
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(evaluate, "PART", 12)
+    monkeypatch.setattr(evaluate, "PART", 15)
 
 
 @pytest.fixture
 def few(images):
-    return images[0][:32], images[1][:32]
+    return images[0][:40], images[1][:40]
 
 
 def grid(*attacks, budgets=(0.05, 0.15)):
@@ -47,7 +47,7 @@ def test_both_accuracies_intervals_and_the_sandwich(noisy, few, tmp_path):
     evaluation = evaluated(tmp_path, noisy, few, grid("fgsm", "madry"))
     assert evaluation.holds
     assert len(evaluation.cells) == 4
-    assert len(table(tmp_path)) == 4 * 32
+    assert len(table(tmp_path)) == 4 * 40
     for cell in evaluation.cells.values():
         summary = cell["summary"]
         certified = summary["certified_accuracy"]["tight"]
@@ -86,7 +86,7 @@ def test_an_interrupted_evaluation_ends_with_the_same_rows(noisy, few, tmp_path)
 
     with pytest.raises(KeyboardInterrupt):
         evaluated(broken, noisy, few, on_progress=stop)
-    assert 32 < len(table(broken)) < 64
+    assert 40 < len(table(broken)) < 80
     evaluated(broken, noisy, few)
     assert table(broken) == table(whole)
 
@@ -118,7 +118,7 @@ def test_cells_of_other_settings_stand_side_by_side(noisy, few, tmp_path):
         tmp_path, noisy, few, grid("ifgsm", budgets=(0.1,)), settings=EvaluationSettings(draws=100, certify_draws=0)
     )
     rows = table(tmp_path)
-    assert len(rows) == 3 * 32
+    assert len(rows) == 3 * 40
     assert len({row["cell"] for row in rows}) == 3
 
 
@@ -129,7 +129,7 @@ def test_more_examples_later(noisy, few, tmp_path):
     evaluation = evaluated(tmp_path, noisy, few)
     later = table(tmp_path)
     assert [row for row in later if row in first] == first
-    assert {cell["summary"]["examples"] for cell in evaluation.cells.values()} == {32}
+    assert {cell["summary"]["examples"] for cell in evaluation.cells.values()} == {40}
     again = evaluated(tmp_path, noisy, part)  # fewer: of those asked for
     assert {cell["summary"]["examples"] for cell in again.cells.values()} == {15}
 
@@ -138,7 +138,7 @@ def test_kept_images_are_those_that_were_measured(plain, few, tmp_path):
     evaluation = evaluated(tmp_path, plain, few, grid("ifgsm", budgets=(0.3,)), keep_images=True)
     (name,) = evaluation.cells
     index, images = load_images(tmp_path, name)
-    assert list(index) == list(range(32))
+    assert list(index) == list(range(40))
     assert torch.equal(images, evaluation.images[name][1])
     with torch.no_grad():
         wrong = (plain(images).argmax(1) != few[1]).float().mean()
