@@ -26,13 +26,13 @@ from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.clipping.slow_path import Loss
 from securesgd.config import IN_MEMORY, OWN_NETWORK, RobustnessSettings, RunConfig, saved_config
 from securesgd.data.load import LoadedData, load_data
-from securesgd.errors import InvalidInputError, SecureSGDError, nearest
+from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError, nearest
 from securesgd.models.networks import NETWORKS
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
 from securesgd.privacy import Ledger
 from securesgd.report.plots import redistribution_figure
-from securesgd.run import FORMAT, Run, tensors_of
+from securesgd.run import FORMAT, Run, read_model_record, tensors_of
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.import_path import is_import_path
 from securesgd.runtime.machine import environment
@@ -174,9 +174,14 @@ def _run_job(
         config = _claim(config, files, resume)
         job = prepare(config)
         if files.complete:
+            if read_model_record(folder).get("config_sha256") not in (None, file_digest(folder / names.CONFIG)):
+                raise DamagedFileError(
+                    f"{folder / names.CONFIG} is not the one this run was trained with; put that back"
+                )
             job.model.load_state_dict(load_tensors(files.model).tensors)
             run = Run(folder, config, job.model, job.loaded)
             run.require_own_model()
+            run.privacy  # noqa: B018 - raises if the ledger is gone or not that of the weights
             return run
         return _train_job(job, files, on_step)
     except Exception:  # whatever it is, the same command shall be possible again
