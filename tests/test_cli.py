@@ -43,7 +43,7 @@ def test_inverse_questions_round_trip():
 
 
 def test_reproduce_figure_one(tmp_path):
-    result = run("reproduce", "fig1", "--out", str(tmp_path))
+    result = run_here("reproduce", "fig1", "--out", str(tmp_path))
     assert result.returncode == 0, result.stderr
     folder = tmp_path / "fig1"
     assert (folder / "figure.png").read_bytes()[:4] == b"\x89PNG"
@@ -54,13 +54,13 @@ def test_reproduce_figure_one(tmp_path):
     assert beyond
     assert all(row["sigma"] == "" for row in beyond)
     assert "versions" in json.loads((folder / "environment.json").read_text())
-    assert run("reproduce", "fig1", "--out", str(tmp_path)).returncode == 0  # again over its own files
+    assert run_here("reproduce", "fig1", "--out", str(tmp_path)).returncode == 0  # again over its own files
 
 
 def test_a_foreign_file_is_not_overwritten(tmp_path):
     (tmp_path / "fig1").mkdir()
     (tmp_path / "fig1" / "rows.csv").write_text("my,own\n1,2\n")
-    result = run("reproduce", "fig1", "--out", str(tmp_path))
+    result = run_here("reproduce", "fig1", "--out", str(tmp_path))
     assert result.returncode == 2
     assert (tmp_path / "fig1" / "rows.csv").read_text() == "my,own\n1,2\n"
 

@@ -121,7 +121,7 @@ def test_a_guessed_name_is_not_written_through(tmp_path, precious, monkeypatch):
 def test_a_ledger_is_not_appended_to_through_a_link(copied_run, tmp_path):
     (copied_run / "ledger.jsonl").rename(tmp_path / "elsewhere")
     (copied_run / "ledger.jsonl").symlink_to(tmp_path / "elsewhere")
-    (copied_run / "environment.json").unlink()  # not finished: training opens the ledger for writing
+    (copied_run / "model.json").unlink()  # not finished: training opens the ledger for writing
     refused("train", "--resume", "--out", copied_run, naming="ledger.jsonl cannot be opened: it is a symbolic link")
 
 
@@ -279,7 +279,7 @@ def test_a_ledger_that_counts_stays_after_a_release(tmp_path):
     """Disk full at a later checkpoint: what was released is in the ledger, and the run can be resumed."""
     folder = tmp_path / "run"
 
-    def fail(report, _):
+    def fail(report):
         raise OSError(errno.ENOSPC, "No space left on device", str(folder / "checkpoint.safetensors"))
 
     config = run_config("digits", "secure-sgd", steps=2, batch_size=16, copies=1, accountant="rdp", noise_seed=1)

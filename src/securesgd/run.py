@@ -19,18 +19,19 @@ from torch.utils.data import Dataset
 
 from securesgd.attacks.evaluate import Evaluation, EvaluationSettings, evaluate_run
 from securesgd.attacks.falsify import check_run
+from securesgd.attacks.objective import evaluation_mode
 from securesgd.attacks.settings import AttackFunction, attack_grid
-from securesgd.build import NetworkSource, build_trained_model
+from securesgd.build import NetworkSource, build_trained_model, require_same_outputs, structure_digest
 from securesgd.certificates.certify import certify
 from securesgd.certificates.record import CertifySettings
 from securesgd.certificates.run_certificates import RunCertificates, certify_run
 from securesgd.certificates.sensitivity import known_sensitivity
-from securesgd.certificates.stored_certificates import data_digest
+from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.config import IN_MEMORY, RunConfig, saved_config
 from securesgd.data.load import LoadedData, load_data
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.privacy import PrivacyStatement, replayed_statement
+from securesgd.privacy import PrivacyStatement, read_ledger
 from securesgd.report.gallery import draw_gallery
 from securesgd.report.page import report
 from securesgd.report.plots import certified_curves_figure
@@ -78,8 +79,17 @@ class Run:
 
     @cached_property
     def privacy(self) -> PrivacyStatement:
-        """What may be claimed about the privacy of the training data, computed now from the ledger."""
-        return replayed_statement(self.path / names.LEDGER)
+        """What may be claimed about the privacy of the training data, computed now from the ledger.
+
+        Raises: DamagedFileError if the ledger is damaged, or is not the one the weights were trained with.
+        """
+        ledger, head = read_ledger(self.path / names.LEDGER), load_tensors(self.path / names.WEIGHTS).record["ledger"]
+        if not ledger.has_line(*head):
+            raise DamagedFileError(
+                f"{self.path / names.LEDGER} is not the ledger that {names.WEIGHTS} was trained with, or lines of it "
+                "were cut off; put the whole one back"
+            )
+        return ledger.statement
 
     @cached_property
     def _metrics(self) -> tuple[float | None, int]:
@@ -132,11 +142,13 @@ class Run:
         """Certify the first `examples` of the test set (None: all) and keep the certificates in the run folder.
 
         Guarantee: that of `certificates.certify`, for a test set fixed beforehand (the noise has a seed).
-        Raises: InvalidInputError for a model without noise, or settings other than those of certificates there.
+        Raises: InvalidInputError for a model without noise, or that is not the folder's any more, or settings other
+        than those of certificates there.
 
         `at_radii` are the radii of the summaries; `rules` are import paths of certificate rules from outside. `changes`
         are settings of `CertifySettings`: draws, failure_prob, radius, tolerance, seed, …
         """
+        self.require_own_model()
         inputs, targets = self._test_set(test_set)
         chosen = [norms] if isinstance(norms, str) else list(norms or [self.config.robustness.norm])
         settings = (settings or CertifySettings(seed=0)).with_changes(**{"norm": chosen[0]} | changes)
@@ -169,6 +181,7 @@ class Run:
         is measured by the harness at each budget, certificates beside it. `changes` are settings of `AttackSettings`:
         norm, steps, eot, restarts, protocol, seed, …
         """
+        self.require_own_model()
         grid = attack_grid(attacks, budget, dataset=self.config.dataset, **changes)
         inputs, targets = self._test_set(test_set)
         evaluation = evaluate_run(
@@ -198,13 +211,14 @@ class Run:
         for name in effort:
             if name not in _EFFORT:
                 raise InvalidInputError(f"unknown setting {name!r} of a check: {nearest(name, _EFFORT)}")
+        self.require_own_model()
         norm = norm or self.config.robustness.norm
         path = self.path / names.CERTIFICATE_RECORD
         records = read_json(path) if path.exists() else {}
         if not isinstance(self.model, NoisyNetwork) or norm not in records:
             raise InvalidInputError(f"{self.path} has no certificates in {norm} to check; certify it first")
         inputs, targets = self._test_set(test_set)
-        if records[norm]["data"] != data_digest(inputs, targets):
+        if records[norm]["data"] != examples_digest(inputs, targets):
             raise InvalidInputError(f"the {norm} certificates of {self.path} are about another test set; give that one")
         rows = [row for row in read_rows(self.path / names.CERTIFICATES) if row["norm"] == norm]
         rows = rows if examples is None else [row for row in rows if row["index"] < examples]
@@ -221,11 +235,16 @@ class Run:
         Guarantee: that of `certificates.certify`, with fresh noise: inputs may come from anybody. A model without noise
         predicts without a radius.
         `changes` are settings of `CertifySettings`, such as draws (1,000 if not given), norm, radius.
+        Raises: InvalidInputError for inputs that do not fit, are not finite or out of range, or a seed.
         """
+        if changes.get("seed") is not None:
+            raise InvalidInputError(f"seed is {changes['seed']!r}; valid: None, because inputs may come from anybody")
         try:
-            inputs = torch.as_tensor(inputs, dtype=torch.float32)
+            inputs = torch.as_tensor(inputs)
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidInputError(f"inputs are a {type(inputs).__name__}; valid: a tensor ({error})") from None
+        if inputs.dtype != torch.float64:  # which a certificate takes as it is, rounding counted
+            inputs = inputs.to(torch.float32)
         shape = tuple(self.record["input_shape"])
         batch = inputs[None] if tuple(inputs.shape) == shape else inputs
         class_names = self.record["class_names"]
@@ -238,8 +257,10 @@ class Run:
             ]
             columns = zip(labels, certificates.radius["tight"], certificates.draws, strict=True)
         else:
-            with torch.no_grad():
-                outputs = self.model(batch.to(next(self.model.parameters()).device))
+            if not bool(torch.isfinite(batch).all()):
+                raise InvalidInputError("the inputs are not finite; valid: finite numbers")
+            with torch.no_grad(), evaluation_mode(self.model):
+                outputs = self.model(batch.to(next(self.model.parameters())))
             columns = zip(outputs.argmax(1).tolist(), np.zeros(len(batch)), np.zeros(len(batch)), strict=True)
         predictions = [
             Prediction(
@@ -258,6 +279,21 @@ class Run:
         path = Path(out) if out is not None else self.path / names.REPORT
         report([self.path], path)
         return path
+
+    def require_own_model(self) -> None:
+        """Return if the model in memory is the one of the folder, which results in the folder will be about.
+
+        Raises: InvalidInputError if its structure or its weights were changed since.
+        """
+        if self.record.get("structure_sha256") not in (None, structure_digest(self.model)):
+            raise InvalidInputError(f"the model has another structure than the one that {self.path} was trained with")
+        stored, own = load_tensors(self.path / names.WEIGHTS).tensors, self.model.state_dict()
+        for name, tensor in stored.items():
+            if name not in own or not torch.equal(own[name].cpu(), tensor):
+                raise InvalidInputError(
+                    f"the weights in memory are not those of {self.path / names.WEIGHTS} ({name} differs); load_run "
+                    "returns a run with its own"
+                )
 
     def _test_set(self, given: "Dataset[Any] | tuple[Tensor, Tensor] | None") -> tuple[Tensor, Tensor]:
         """Return inputs and labels of the test set that was given, else of the run's own."""
@@ -285,7 +321,7 @@ def load_run(
     """Return a finished run from its folder.
 
     `network` is needed if the network is not a built-in one: the module without its noise, a function that builds it,
-    or an import path. Its structure is compared with that of the trained one; what its code computes cannot be.
+    or an import path. Its structure is compared with that of the trained one, and its outputs at three inputs.
     `dataset` replaces the run's own test data: a name, a path, an import path or loaded data.
     Raises: DamagedFileError if the run is unfinished or broken; InvalidInputError if the network is missing or another.
     """
@@ -305,6 +341,7 @@ def load_run(
         )
     except DamagedFileError as error:
         raise DamagedFileError(f"{folder}: {error}") from None
+    require_same_outputs(model, shape, record.get("outputs"))
     loaded = load_data(dataset) if isinstance(dataset, str) else dataset
     if loaded is not None and not isinstance(loaded, LoadedData):
         raise InvalidInputError(

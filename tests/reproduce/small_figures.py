@@ -14,7 +14,7 @@ from securesgd.reproduce.attack_grid import pixeldp_lines, secure_lines
 from securesgd.reproduce.reproduce import EXPERIMENTS
 
 COMMON = {
-    "dataset": "digits", "network": "digits-cnn", "batch_size": 64, "steps": 8, "learning_rate": 0.5, "examples": 12,
+    "dataset": "digits", "network": "digits-cnn", "batch_size": 64, "steps": 4, "learning_rate": 0.5, "examples": 12,
     "votes": 20, "eot": 2, "attack_steps": 2, "certify_draws": 30,
 }  # fmt: skip
 ADLM = {"method": "adlm", "shown": "both", "batch_size": 500, "learning_rate": 3e-3}
@@ -55,7 +55,8 @@ def small_grids():
         ),
     }
     small_experiments = {name: dataclasses.replace(EXPERIMENTS[name], cells=grid.cells) for name, grid in grids.items()}
-    with patch("securesgd.config.preset", quickly_accounted), patch.dict(EXPERIMENTS, small_experiments):
+    no_picture = patch("securesgd.run_training.redistribution_figure")
+    with no_picture, patch("securesgd.config.preset", quickly_accounted), patch.dict(EXPERIMENTS, small_experiments):
         yield
 
 

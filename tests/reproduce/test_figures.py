@@ -98,7 +98,8 @@ def test_without_a_profile_the_one_of_the_rows_is_drawn(tmp_path):
         assert json.loads((there / "environment.json").read_text()) == record
 
 
-@pytest.mark.parametrize("what", ["fig2", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.slow  # `test_grid.py` stops and kills a grid of quick cells
+@pytest.mark.parametrize("what", ["fig2", "all"])
 def test_killed_twice_it_ends_with_the_same_rows(what, whole, tmp_path):
     """Every cell once, with the numbers of the run that was never stopped (only the seconds differ)."""
     folder, _ = whole

@@ -126,6 +126,7 @@ def test_worked_example_mnist():
     assert published_sensitivity(c) == pytest.approx(73.6, abs=0.06)
 
 
+@pytest.mark.slow  # large images below are as hard and quicker
 def test_worked_example_cifar10():
     result = sensitivity(example((128, 3, 3, 3), (3, 32, 32), 1), "linf")
     assert result.upper / result.lower <= 1.06

@@ -12,7 +12,7 @@ __all__ = [
     "SENSITIVITIES",
     "Row",
     "certificate_rows",
-    "data_digest",
+    "examples_digest",
     "new_record",
     "read_certificates",
     "record_rules",
@@ -51,15 +51,15 @@ Row = dict[str, Any]
 
 def new_record(settings: CertifySettings, model: NoisyNetwork, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
     """Return what a stored record must agree with for its rows to be the same as those that would be made now."""
-    return {"weights": fingerprint(model), "data": data_digest(inputs, targets), "settings": settings.json()}
+    return {"weights": fingerprint(model), "data": examples_digest(inputs, targets), "settings": settings.json()}
 
 
-def data_digest(inputs: Tensor, targets: Tensor) -> str:
-    """Return the sha256 of a test set, as a record of certificates has it."""
+def examples_digest(inputs: Tensor, targets: Tensor) -> str:
+    """Return a digest of a test set, by which results on one are not taken for results on another."""
     data = hashlib.sha256()
     for tensor in (inputs, targets):
         data.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        data.update(tensor.contiguous().numpy().data)
+        data.update(tensor.detach().cpu().contiguous().numpy().data)
     return data.hexdigest()
 
 

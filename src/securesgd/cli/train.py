@@ -58,12 +58,13 @@ def train(
         chosen = run_config(dataset, method, config, **given)
     with training_progress(chosen.training.epsilon, chosen.training.steps) as on_step:
         run = train_run(chosen, out, resume=resume, on_step=on_step)
+    accuracy, images = run.test_accuracy, run.test_images  # before anything is printed: metrics.jsonl may be damaged
     if as_json:
-        record = {"folder": str(out), "test_accuracy": run.test_accuracy, "test_images": run.test_images}
+        record = {"folder": str(out), "test_accuracy": accuracy, "test_images": images}
         print(json.dumps(record | {"statement": run.privacy.json()}, indent=2))
         return
     print(run.privacy)
-    print(f"accuracy {run.test_accuracy:.4f} on {run.test_images} test images; everything is in {out}")
+    print(f"accuracy {accuracy:.4f} on {images} test images; everything is in {out}")
 
 
 @contextmanager
