@@ -4,14 +4,17 @@ __all__ = [
     "NetworkSource",
     "build_model",
     "build_trained_model",
+    "probe_outputs",
     "redistribution_of",
     "redistribution_release",
+    "require_same_outputs",
     "structure_digest",
 ]
 
 import copy
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -26,6 +29,7 @@ from securesgd.models.gradient_scores import Per, redistribution_from_gradients
 from securesgd.models.networks import NETWORKS, network, network_from_function
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.redistribution import WAYS, Redistribution, Way
+from securesgd.models.validate_network import random_inputs
 from securesgd.privacy import GaussianRelease, UnprotectedRelease
 from securesgd.runtime.import_path import load_function
 from securesgd.runtime.key_stream import KeyStream
@@ -112,6 +116,38 @@ def structure_digest(model: nn.Module) -> str:
     """
     tensors = sorted(f"{name} {list(tensor.shape)} {tensor.dtype}" for name, tensor in model.state_dict().items())
     return hashlib.sha256(repr((repr(model), tensors)).encode()).hexdigest()
+
+
+@torch.no_grad()
+def probe_outputs(model: nn.Module, input_shape: tuple[int, ...]) -> list[list[float]] | None:
+    """Return the outputs of a model in eval mode, without its noise, at three inputs that are always the same.
+
+    None if it takes other inputs than such numbers, or its outputs are not finite or not the same each time.
+    """
+    x = random_inputs(model, input_shape, batch=3)
+    try:
+        with model.from_layer(model.noisy.clean(x)) if isinstance(model, NoisyNetwork) else nullcontext():
+            first, second = model(x), model(x)
+        usable = first.dim() == 2 and torch.equal(first, second) and bool(torch.isfinite(first).all())
+        return first.double().tolist() if usable else None
+    except Exception:  # whatever a network of the user raises on inputs that are not its own
+        return None
+
+
+def require_same_outputs(model: nn.Module, input_shape: tuple[int, ...], expected: list[list[float]] | None) -> None:
+    """Return if a model has the outputs that `probe_outputs` gave when it was trained, or none were recorded.
+
+    Raises: InvalidInputError if not: it has the structure of the trained network, but other code.
+    """
+    outputs = None if expected is None else probe_outputs(model, input_shape)
+    if expected is None or outputs is None:
+        return
+    scale = 1e-3 * float(np.abs(outputs).max())
+    if np.shape(expected) != np.shape(outputs) or not np.allclose(expected, outputs, rtol=1e-3, atol=scale):
+        raise InvalidInputError(
+            "the network has the structure of the one that was trained, but computes something else with its weights; "
+            "valid: the same code"
+        )
 
 
 def redistribution_of(config: RunConfig, model: NoisyNetwork) -> Redistribution:

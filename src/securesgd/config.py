@@ -133,6 +133,13 @@ class RunConfig:
         """How r is obtained."""
         return self.robustness.redistribution or method(self.method).redistribution
 
+    @property
+    def import_paths(self) -> dict[str, str]:
+        """The import paths among the settings, by name. Training follows them: importing is running code."""
+        named = {"dataset": self.dataset, "network": self.network, "redistribution": self.robustness.redistribution,
+                 "start": self.robustness.start, "public_dataset": self.public_dataset}  # fmt: skip
+        return {name: path for name, path in named.items() if path is not None and is_import_path(path)}
+
     def to_toml(self) -> str:
         """Return the text of `config.toml`. The seed of the noise, if one is fixed, is in it; a secret never is."""
         return tomli_w.dumps(_without_none(asdict(self)))
@@ -209,9 +216,7 @@ def resumed_config(folder: str | Path, given: dict[str, Any]) -> RunConfig:
     Raises: InvalidInputError if something else is given, or such a path is not.
     """
     config = saved_config(folder)
-    used = {"dataset": config.dataset, "network": config.network, "redistribution": config.robustness.redistribution,
-            "start": config.robustness.start, "public_dataset": config.public_dataset}  # fmt: skip
-    needed = {name: path for name, path in used.items() if is_import_path(path)}
+    needed = config.import_paths
     for name, value in given.items():
         if needed.get(name) != value:
             raise InvalidInputError(f"--resume uses the run's own configuration; leave out {name} = {value}")

@@ -19,8 +19,9 @@ from torch.utils.data import Dataset
 
 from securesgd.attacks.evaluate import Evaluation, EvaluationSettings, evaluate_run
 from securesgd.attacks.falsify import check_run
+from securesgd.attacks.objective import evaluation_mode
 from securesgd.attacks.settings import AttackFunction, attack_grid
-from securesgd.build import NetworkSource, build_trained_model
+from securesgd.build import NetworkSource, build_trained_model, require_same_outputs, structure_digest
 from securesgd.certificates.certify import certify
 from securesgd.certificates.record import CertifySettings
 from securesgd.certificates.run_certificates import RunCertificates, certify_run
@@ -29,7 +30,7 @@ from securesgd.config import IN_MEMORY, RunConfig, saved_config
 from securesgd.data.load import LoadedData, load_data
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.privacy import PrivacyStatement, replayed_statement
+from securesgd.privacy import PrivacyStatement, read_ledger
 from securesgd.report.gallery import draw_gallery
 from securesgd.report.page import report
 from securesgd.report.plots import certified_curves_figure
@@ -76,8 +77,17 @@ class Run:
 
     @cached_property
     def privacy(self) -> PrivacyStatement:
-        """What may be claimed about the privacy of the training data, computed now from the ledger."""
-        return replayed_statement(self.path / names.LEDGER)
+        """What may be claimed about the privacy of the training data, computed now from the ledger.
+
+        Raises: DamagedFileError if the ledger is damaged, or is not the one the weights were trained with.
+        """
+        ledger, head = read_ledger(self.path / names.LEDGER), load_tensors(self.path / names.WEIGHTS).record["ledger"]
+        if not ledger.has_line(*head):
+            raise DamagedFileError(
+                f"{self.path / names.LEDGER} is not the ledger that {names.WEIGHTS} was trained with, or lines of it "
+                "were cut off; put the whole one back"
+            )
+        return ledger.statement
 
     @cached_property
     def _metrics(self) -> tuple[float | None, int]:
@@ -130,11 +140,13 @@ class Run:
         """Certify the first `examples` of the test set (None: all) and keep the certificates in the run folder.
 
         Guarantee: that of `certificates.certify`, for a test set fixed beforehand (the noise has a seed).
-        Raises: InvalidInputError for a model without noise, or settings other than those of certificates there.
+        Raises: InvalidInputError for a model without noise, or that is not the folder's any more, or settings other
+        than those of certificates there.
 
         `at_radii` are the radii of the summaries; `rules` are import paths of certificate rules from outside. `changes`
         are settings of `CertifySettings`: draws, failure_prob, radius, tolerance, seed, …
         """
+        self.require_own_model()
         inputs, targets = self._test_set(test_set)
         chosen = [norms] if isinstance(norms, str) else list(norms or [self.config.robustness.norm])
         settings = replace(settings or CertifySettings(seed=0), **{"norm": chosen[0]} | changes)
@@ -167,6 +179,7 @@ class Run:
         is measured by the harness at each budget, certificates beside it. `changes` are settings of `AttackSettings`:
         norm, steps, eot, restarts, protocol, seed, …
         """
+        self.require_own_model()
         grid = attack_grid(attacks, budget, dataset=self.config.dataset, **changes)
         inputs, targets = self._test_set(test_set)
         evaluation = evaluate_run(
@@ -192,6 +205,7 @@ class Run:
         `examples` are the first ones that have certificates; None: all of them. `effort` is restarts, steps, eot, seed.
         Raises: InvalidInputError if there are no certificates in `norm`.
         """
+        self.require_own_model()
         norm = norm or self.config.robustness.norm
         path = self.path / names.CERTIFICATE_RECORD
         records = read_json(path) if path.exists() else {}
@@ -212,8 +226,13 @@ class Run:
         Guarantee: that of `certificates.certify`, with fresh noise: inputs may come from anybody. A model without noise
         predicts without a radius.
         `changes` are settings of `CertifySettings`, such as draws (1,000 if not given), norm, radius.
+        Raises: InvalidInputError for inputs that do not fit, are not finite or out of range, or a seed.
         """
-        inputs = torch.as_tensor(inputs, dtype=torch.float32)
+        if changes.get("seed") is not None:
+            raise InvalidInputError(f"seed is {changes['seed']!r}; valid: None, because inputs may come from anybody")
+        inputs = torch.as_tensor(inputs)
+        if inputs.dtype != torch.float64:  # which a certificate takes as it is, rounding counted
+            inputs = inputs.to(torch.float32)
         shape = tuple(self.record["input_shape"])
         batch = inputs[None] if tuple(inputs.shape) == shape else inputs
         class_names = self.record["class_names"]
@@ -226,8 +245,10 @@ class Run:
             ]
             columns = zip(labels, certificates.radius["tight"], certificates.draws, strict=True)
         else:
-            with torch.no_grad():
-                outputs = self.model(batch.to(next(self.model.parameters()).device))
+            if not bool(torch.isfinite(batch).all()):
+                raise InvalidInputError("the inputs are not finite; valid: finite numbers")
+            with torch.no_grad(), evaluation_mode(self.model):
+                outputs = self.model(batch.to(next(self.model.parameters())))
             columns = zip(outputs.argmax(1).tolist(), np.zeros(len(batch)), np.zeros(len(batch)), strict=True)
         predictions = [
             Prediction(
@@ -247,6 +268,21 @@ class Run:
         report([self.path], path)
         return path
 
+    def require_own_model(self) -> None:
+        """Return if the model in memory is the one of the folder, which results in the folder will be about.
+
+        Raises: InvalidInputError if its structure or its weights were changed since.
+        """
+        if self.record.get("structure_sha256") not in (None, structure_digest(self.model)):
+            raise InvalidInputError(f"the model has another structure than the one that {self.path} was trained with")
+        stored, own = load_tensors(self.path / names.WEIGHTS).tensors, self.model.state_dict()
+        for name, tensor in stored.items():
+            if name not in own or not torch.equal(own[name].cpu(), tensor):
+                raise InvalidInputError(
+                    f"the weights in memory are not those of {self.path / names.WEIGHTS} ({name} differs); load_run "
+                    "returns a run with its own"
+                )
+
     def _test_set(self, given: "Dataset[Any] | tuple[Tensor, Tensor] | None") -> tuple[Tensor, Tensor]:
         """Return inputs and labels of the test set that was given, else of the run's own."""
         if given is None:
@@ -260,7 +296,7 @@ def load_run(
     """Return a finished run from its folder.
 
     `network` is needed if the network is not a built-in one: the module without its noise, a function that builds it,
-    or an import path. Its structure is compared with that of the trained one; what its code computes cannot be.
+    or an import path. Its structure is compared with that of the trained one, and its outputs at three inputs.
     `dataset` replaces the run's own test data: a name, a path, an import path or loaded data.
     Raises: DamagedFileError if the run is unfinished or broken; InvalidInputError if the network is missing or another.
     """
@@ -280,6 +316,7 @@ def load_run(
         )
     except DamagedFileError as error:
         raise DamagedFileError(f"{folder}: {error}") from None
+    require_same_outputs(model, shape, record.get("outputs"))
     loaded = load_data(dataset) if isinstance(dataset, str) else dataset
     return Run(folder, config, model, loaded)
 

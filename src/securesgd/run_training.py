@@ -15,16 +15,24 @@ from torch.utils.data import Dataset
 
 from securesgd.baselines.adlm.network import AdlmNetwork
 from securesgd.baselines.adlm.preparation import adlm_training_arguments
-from securesgd.build import build_model, redistribution_of, redistribution_release, structure_digest
+from securesgd.build import (
+    build_model,
+    probe_outputs,
+    redistribution_of,
+    redistribution_release,
+    structure_digest,
+)
+from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.clipping.slow_path import Loss
 from securesgd.config import IN_MEMORY, OWN_NETWORK, RobustnessSettings, RunConfig, saved_config
 from securesgd.data.load import LoadedData, load_data
-from securesgd.errors import InvalidInputError, SecureSGDError, nearest
+from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError, nearest
+from securesgd.models.networks import NETWORKS
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
 from securesgd.privacy import Ledger
 from securesgd.report.plots import redistribution_figure
-from securesgd.run import FORMAT, Run, tensors_of
+from securesgd.run import FORMAT, Run, read_model_record, tensors_of
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.import_path import is_import_path
 from securesgd.runtime.machine import environment
@@ -111,7 +119,15 @@ def train_run(
     `on_step` gets each step's report, now and then with the accuracy on the held-out examples if there are any.
     """
 
+    given = config.import_paths
+
     def prepare(config: RunConfig) -> "_Job":
+        for name, path in config.import_paths.items():
+            if given.get(name) != path:
+                raise InvalidInputError(
+                    f"the run in {folder} uses {path}, which is code; to resume it, give a configuration with this "
+                    f"{name}"
+                )
         loaded = load_data(config.dataset, holdout=config.holdout, seed=config.seed)
         return _Job(
             config=config,
@@ -158,8 +174,15 @@ def _run_job(
         config = _claim(config, files, resume)
         job = prepare(config)
         if files.complete:
+            if read_model_record(folder).get("config_sha256") not in (None, file_digest(folder / names.CONFIG)):
+                raise DamagedFileError(
+                    f"{folder / names.CONFIG} is not the one this run was trained with; put that back"
+                )
             job.model.load_state_dict(load_tensors(files.model).tensors)
-            return Run(folder, config, job.model, job.loaded)
+            run = Run(folder, config, job.model, job.loaded)
+            run.require_own_model()
+            run.privacy  # noqa: B018 - raises if the ledger is gone or not that of the weights
+            return run
         return _train_job(job, files, on_step)
     except Exception:  # whatever it is, the same command shall be possible again
         if is_new:
@@ -312,9 +335,11 @@ def _model_record(job: _Job, folder: Path) -> dict[str, Any]:
         "config_sha256": file_digest(folder / names.CONFIG),
         "network": config.network,
         "structure_sha256": structure_digest(job.model),
+        **({} if config.network in NETWORKS else {"outputs": probe_outputs(job.model, shape)}),
         "method": config.method,
         "input_shape": list(shape),
         "classes": len(class_names),
         "class_names": class_names,
         "data": source,
+        **({} if job.test_set is None else {"test_sha256": examples_digest(*job.test_set)}),
     }

@@ -123,14 +123,13 @@ def test_cells_of_other_settings_stand_side_by_side(noisy, few, tmp_path):
 
 
 def test_more_examples_later(noisy, few, tmp_path):
-    part = few[0][:15], few[1][:15]
-    evaluated(tmp_path, noisy, part)
+    evaluated(tmp_path, noisy, few, examples=15)
     first = table(tmp_path)
     evaluation = evaluated(tmp_path, noisy, few)
     later = table(tmp_path)
     assert [row for row in later if row in first] == first
     assert {cell["summary"]["examples"] for cell in evaluation.cells.values()} == {40}
-    again = evaluated(tmp_path, noisy, part)  # fewer: of those asked for
+    again = evaluated(tmp_path, noisy, few, examples=15)  # fewer: of those asked for
     assert {cell["summary"]["examples"] for cell in again.cells.values()} == {15}
 
 

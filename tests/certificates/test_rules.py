@@ -83,7 +83,8 @@ def test_a_row_of_the_table_is_everywhere(added, folder):
     assert "did you mean 'half'? valid: tight, analytic, extended, classic, as-published, half or all" in refused.stderr
     report([folder], folder / "page.html")
     text = (folder / "page.html").read_text()
-    assert "<td>half</td>" in text  # a guarantee, by the word of who added it
+    assert '<td>half<small class="bad">from outside, without guarantee of this package</small></td>' in text
+    assert "<td>tight</td>" in text
     assert '<td>as-published<small class="bad">without guarantee</small></td>' in text
     assert read_run(folder).missing == [line for line in read_run(folder).missing if "attack" in line]
 

@@ -24,7 +24,7 @@ from securesgd.attacks.harness import AttackedExamples
 from securesgd.attacks.robust_accuracy import COLUMNS
 from securesgd.attacks.sanity_checks import SanityWarning
 from securesgd.attacks.settings import AttackSettings
-from securesgd.errors import DamagedFileError
+from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.runtime.run_folder import ATTACK_IMAGES, ATTACK_RECORD, ATTACKS, WEIGHTS, locked_folder
 from securesgd.runtime.storage import file_digest, read_json, write_json
 from securesgd.runtime.tables import read_rows, write_rows
@@ -62,15 +62,25 @@ class Cells:
         with locked_folder(folder):
             yield cls(folder, weights)
 
-    def begin(self, attack: AttackSettings, measured: dict[str, Any], *, again: bool = False) -> str:
-        """Return the name of a cell, added if it is new; `again` empties it first."""
+    def begin(
+        self, attack: AttackSettings, measured: dict[str, Any], data: str | None = None, *, again: bool = False
+    ) -> str:
+        """Return the name of a cell, added if it is new; `again` empties it first.
+
+        Raises: InvalidInputError if its rows are of a test set with another digest than `data`.
+        """
         name = cell_name(attack, measured)
         if again:
             self.entries.pop(name, None)
             self.rows = [row for row in self.rows if row["cell"] != name]
             _images_path(self.folder, name).unlink(missing_ok=True)
         new = {"attack": attack.identity, "measured": measured, "seconds": 0.0, **dict.fromkeys(_COUNTS, 0)}
-        self.entries.setdefault(name, new)
+        entry = self.entries.setdefault(name, new if data is None else new | {"data": data})
+        if data is not None and entry.get("data", data) != data:  # entries of earlier versions do not say
+            raise InvalidInputError(
+                f"{self.folder / ATTACKS} has rows of {name} on other data (sha256 {str(entry['data'])[:8]}…) than the "
+                f"given ({data[:8]}…); give the same, or --again to replace them"
+            )
         return name
 
     def cell_rows(self, name: str, examples: int | None = None) -> list[dict[str, Any]]:

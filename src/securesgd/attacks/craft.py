@@ -5,6 +5,7 @@ What comes back is what the attack claims. `harness.py` measures it.
 
 __all__ = ["CraftedImages", "attack_labels", "craft"]
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -66,8 +67,9 @@ def craft(
         x = inputs.to(device)
         chosen = attack_labels(model, x, labels.to(device), settings, generator)
         if settings.function is not None:
-            with _own_noise(model, seeded_generator(settings.seed, "attack noise", stream).initial_seed()):
-                images = _call(settings.function, model, x, chosen, settings, generator)
+            own = copy.deepcopy(model)  # hooks, modes or noise that the attack leaves behind are not measured
+            with _own_noise(own, seeded_generator(settings.seed, "attack noise", stream).initial_seed()):
+                images = _call(settings.function, own, x, chosen, settings, generator)
             return _without_report(images, chosen.cpu())
         ball = Ball.around(x, settings.budget, settings.norm)
         best_points, broken_by, passes = BestPoints.start(x), [""] * len(x), 0

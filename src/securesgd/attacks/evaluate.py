@@ -29,6 +29,7 @@ from securesgd.certificates.certify import certify
 from securesgd.certificates.record import MAX_DRAWS, CertifySettings
 from securesgd.certificates.run_certificates import SENSITIVITIES
 from securesgd.certificates.sensitivity import fingerprint, known_sensitivity
+from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.validate import validate_count
@@ -106,10 +107,11 @@ def evaluate_run(
     A cell on disk with the same settings is not measured again (unless `again`, which replaces it); one that is there
     in part is finished. `probes` runs the sanity checks of each attack at its largest budget. `on_progress` gets the
     attack at work and the share of the whole call that is done.
-    Raises: InvalidInputError if the data do not fit the model, or another process attacks the folder;
-    DamagedFileError if the files there are damaged or were made with other weights. Nothing is overwritten then.
+    Raises: InvalidInputError if the data do not fit the model or are not those of a cell on disk, or another process
+    attacks the folder; DamagedFileError if the files there are damaged or were made with other weights. Nothing is
+    overwritten then.
     """
-    settings = settings or EvaluationSettings()
+    settings, data = settings or EvaluationSettings(), examples_digest(inputs, targets)
     if validate_count("examples", examples, 0):
         inputs, targets = inputs[:examples], targets[:examples]
     outputs = _require_fit(model, inputs, targets, classes)
@@ -117,7 +119,7 @@ def evaluate_run(
     with Cells.open(folder, fingerprint(model)) as cells:
         names, images = {}, {}
         for number, attack in enumerate(attacks):
-            name = names[attack] = cells.begin(attack, asdict(settings), again=again)
+            name = names[attack] = cells.begin(attack, asdict(settings), data, again=again)
 
             def watch(share: float, attack: AttackSettings = attack, number: int = number) -> None:
                 if on_progress is not None:

@@ -78,6 +78,8 @@ _RANGES = {
     "steps": (1, 10**5), "restarts": (1, 1000), "queries": (1, 10**5), "rows": (1, 10**6), "eot": (0, 10**4),
     "seed": (0, 10**14),
 }  # fmt: skip
+BUILT_IN_ATTACKS = tuple(ATTACKS)
+"""The attacks of this package; rows that are added to the table later are somebody else's."""
 PAPER_ATTACKS = ("fgsm", "ifgsm", "mim", "madry")
 """The attacks of the paper; `all` stands for them."""
 _PUBLISHED = {
@@ -138,6 +140,8 @@ class AttackSettings:
             )
         if self.function is None and "function" in ATTACKS[self.attack]:
             object.__setattr__(self, "function", ATTACKS[self.attack]["function"])
+        if self.function is not None and self.attack in BUILT_IN_ATTACKS:
+            raise InvalidInputError(f"the attack {self.attack} is one of this package; give yours another name")
         for name, valid in (
             ("norm", ATTACK_NORMS), ("protocol", PROTOCOLS), ("loss", _loss_names(self.loss)), ("labels", LABELS),
         ):  # fmt: skip

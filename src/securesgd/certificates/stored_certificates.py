@@ -12,6 +12,7 @@ __all__ = [
     "SENSITIVITIES",
     "Row",
     "certificate_rows",
+    "examples_digest",
     "new_record",
     "read_certificates",
     "record_rules",
@@ -50,11 +51,16 @@ Row = dict[str, Any]
 
 def new_record(settings: CertifySettings, model: NoisyNetwork, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
     """Return what a stored record must agree with for its rows to be the same as those that would be made now."""
+    return {"weights": fingerprint(model), "data": examples_digest(inputs, targets), "settings": settings.json()}
+
+
+def examples_digest(inputs: Tensor, targets: Tensor) -> str:
+    """Return a digest of a test set, by which results on one are not taken for results on another."""
     data = hashlib.sha256()
     for tensor in (inputs, targets):
         data.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        data.update(tensor.contiguous().numpy().data)
-    return {"weights": fingerprint(model), "data": data.hexdigest(), "settings": settings.json()}
+        data.update(tensor.detach().cpu().contiguous().numpy().data)
+    return data.hexdigest()
 
 
 def stated_result(

@@ -58,7 +58,7 @@ def guarantee_in_words(settings: dict[str, Any], sensitivity: dict[str, Any], su
         "its certification: if the classifier does not abstain, its prediction is that of the smoothed network, and no "
         "change of the input smaller than the example's radius, measured in "
         f"{_NORMS[settings['norm']]} in the units of the input, makes the smoothed network predict another class. This "
-        "is about the weights of this run, with the noise they were trained with, and a first layer whose sensitivity "
+        "is about the weights of this run, with the noise they were trained with, and a noisy layer whose sensitivity "
         f"is proven to be at most {sensitivity['upper']:.6g} standard deviations per unit of input (and is at least "
         f"{sensitivity['lower']:.6g}). Right and proven (rule tight): {shares}. It says nothing about changes larger "
         "than the radius or about whether the prediction is right; among many examples, a share of at most "

@@ -177,6 +177,7 @@ def _read_certificates(record: RunRecord, path: Path) -> None:
     records, certificates = read_json(record_path), []
     for stated in records.values():
         _check_weights(record, stated, record_path.name, "certify")
+        _check_test_set(record, stated, record_path.name)
     for norm, stated in records.items():
         int(stated["settings"]["seed"])  # a run's certificates can be repeated
         digest = record_digest(stated)
@@ -207,6 +208,14 @@ def _check_weights(record: RunRecord, stated: dict[str, Any], name: str, verb: s
         record.missing.append(line)
 
 
+def _check_test_set(record: RunRecord, stated: dict[str, Any], name: str) -> None:
+    """Name results about other examples than those that the test accuracy is about, if both are known."""
+    own, given = (record.model or {}).get("test_sha256"), stated.get("data")
+    line = f"{name} is about other examples than the run's test set"
+    if None not in (own, given) and own != given and line not in record.missing:
+        record.missing.append(line)
+
+
 def _require_one_sensitivity(record: RunRecord, norm: str, stated: dict[str, Any]) -> None:
     """Raise DamagedFileError if the records of certificates and sensitivities state another Δ; name a missing proof."""
     path = record.folder / names.SENSITIVITY
@@ -229,6 +238,7 @@ def _read_attacks(record: RunRecord, path: Path) -> None:
     for name, cell in attacks["cells"].items():
         if counts[name] < cell.get("summary", {}).get("examples", 0):
             record.missing.append(f"attacks.csv has fewer images than attacks.json counts ({name})")
+        _check_test_set(record, cell, path.name)
     _check_weights(record, attacks, path.name, "attack")
     record.attacks = attacks
 

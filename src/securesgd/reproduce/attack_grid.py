@@ -169,8 +169,8 @@ def attack_rows(
     from securesgd.attacks.evaluate import evaluate_run
 
     folder.mkdir(parents=True, exist_ok=True)
-    inputs, targets = (values[: cell["examples"]] for values in (run.data.test_inputs, run.data.test_targets))
-    evaluation = evaluate_run(folder, run.model, inputs, targets, attacks, settings)
+    data = run.data.test_inputs, run.data.test_targets
+    evaluation = evaluate_run(folder, run.model, *data, attacks, settings, examples=cell["examples"])
     return [_attack_row(cell, run, entry) for entry in evaluation.cells.values()]
 
 

@@ -169,6 +169,7 @@ CERTIFICATE_RULES: dict[str, CertificateRule] = {
 }
 BUILT_IN_RULES = tuple(CERTIFICATE_RULES)
 """The rules of this package; rows that are added to the table later are somebody else's."""
+_BUILT_IN = dict(CERTIFICATE_RULES)
 
 
 def rule_caveat(name: str) -> str:
@@ -179,7 +180,9 @@ def rule_caveat(name: str) -> str:
     """
     if name not in CERTIFICATE_RULES:
         return "from outside, not rechecked, without guarantee"
-    return "" if CERTIFICATE_RULES[name].is_guarantee else "without guarantee"
+    if not CERTIFICATE_RULES[name].is_guarantee:
+        return "without guarantee"
+    return "" if CERTIFICATE_RULES[name] is _BUILT_IN.get(name) else "from outside, without guarantee of this package"
 
 
 def radii_by_rule(
@@ -193,14 +196,18 @@ def radii_by_rule(
     """Return the radius of each (p, q) by every rule of the table, or of `rules`, for noise of one standard deviation.
 
     `published` is the Δ of rules that take the paper's.
-    Raises: InvalidInputError if a rule does not return a radius >= 0 for each pair.
+    Raises: InvalidInputError if a rule does not return a radius >= 0 for each pair, or has the name of one of this
+    package.
     """
     top, other = np.atleast_1d(np.asarray(p, dtype=np.float64)), np.atleast_1d(np.asarray(q, dtype=np.float64))
     taken = np.atleast_1d(np.asarray(rounding, dtype=np.float64))
     radii: dict[str, Array] = {}
     for name, rule in (CERTIFICATE_RULES if rules is None else rules).items():
+        if name in _BUILT_IN and rule is not _BUILT_IN[name]:
+            raise InvalidInputError(f"the certificate rule {name} is one of this package; give yours another name")
         delta = published if rule.sensitivity == "published" else sensitivity
-        radii[name] = np.atleast_1d(np.asarray(rule.radius(top, other, delta, taken), dtype=np.float64))
+        bounds = top.copy(), other.copy(), delta, taken.copy()  # a rule from outside may write into what it gets
+        radii[name] = np.atleast_1d(np.array(rule.radius(*bounds), dtype=np.float64))
         if radii[name].shape != top.shape or not bool((radii[name] >= 0).all()):
             raise InvalidInputError(
                 f"the certificate rule {name} returned an array of shape {radii[name].shape}, or numbers that are no "

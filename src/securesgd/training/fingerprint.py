@@ -7,12 +7,14 @@ cancel in the difference of the two results, and reveal what it protects.
 __all__ = ["ResumeFingerprint", "qualified_name"]
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from securesgd.clipping.engine import Loss
+from securesgd.training.code_fingerprint import describe_code, describe_module
 from securesgd.training.one_off_release import OneOffRelease
 from securesgd.training.settings import TrainingSettings
 
@@ -34,13 +36,16 @@ class ResumeFingerprint:
     """Of a clipped sum as the engine computes it."""
     optimizer: tuple[Any, ...] = ()
     """Names and numbers of the user's own optimizer and scheduler; empty for those of the settings."""
+    project: Callable[[nn.Module], None] | None = None
+    """What moves the weights after each step, if it is not the model's own."""
 
     def digest(self, noise_multiplier: float, *, by_process: bool = True) -> str:
         """Return a digest by which a resumed run is compared with the one that was started.
 
-        The model counts by its structure and its tensors' names, shapes and whether they are trained; the loss by its
-        name; the one-off release by its step and event; optimizer and scheduler by names and numbers. What their code
-        computes cannot be compared. Without `by_process` the number of processes does not count.
+        The model counts by its structure and its tensors' names, shapes and whether they are trained; the one-off
+        release by its step and event; optimizer and scheduler by names, numbers and what they do in a trial; loss,
+        projection and layers that are not of torch or this package by their code too, as far as Python shows it
+        (`describe_code`). Without `by_process` the number of processes does not count.
         """
         tensors = sorted(f"{name} {list(t.shape)} {t.dtype}" for name, t in self.model.state_dict().items())
         trained = sorted(name for name, p in self.model.named_parameters() if p.requires_grad)
@@ -58,7 +63,17 @@ class ResumeFingerprint:
         )
         if self.optimizer:  # else the digest, and the noise of a seed, are those of earlier versions
             parts += (self.optimizer,)
+        parts += tuple(part for part in self._own_code() if part)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+    def _own_code(self) -> list[Any]:
+        """Return descriptions of the user's own loss, projection and layers; nothing for those of this package."""
+        own = [
+            (what, describe_code(function))
+            for what, function in (("loss", self.loss), ("project", self.project))
+            if function is not None and not str(qualified_name(function)[0]).startswith("securesgd.")
+        ]
+        return [*own, describe_module(self.model)]
 
 
 def qualified_name(function: object) -> tuple[str, str]:

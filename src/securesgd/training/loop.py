@@ -23,7 +23,7 @@ from securesgd.privacy import Ledger, PrivacyStatement
 from securesgd.runtime.processes import Processes
 from securesgd.runtime.randomness import Randomness
 from securesgd.runtime.run_folder import RunFolder
-from securesgd.runtime.tensors import Checkpoint, load_tensors
+from securesgd.runtime.tensors import Checkpoint, load_tensors, tensors_digest
 from securesgd.training.accounted_run import AccountedRun
 from securesgd.training.examples import as_examples, check_examples, data_digest
 from securesgd.training.fingerprint import ResumeFingerprint
@@ -92,10 +92,10 @@ def train(
     number of examples is public unless the settings give a sampling rate or population; what `on_step` receives is not
     published, and it stops the run by released weights or public data only: a decision by `StepReport.loss` or
     `batch_size` depends on private data and is not covered. A run is resumed with the same code of model, loss,
-    optimizer, scheduler and `project` (their names, numbers and shapes are checked, not what they compute), on as many
-    threads.
-    Raises: PrivacyError if the steps do not fit the target; InvalidInputError for bad settings, data, optimizer or a
-    folder in use; DamagedFileError for a broken run folder. Nothing existing is overwritten. Data are checked before
+    optimizer, scheduler and `project` (`ResumeFingerprint` checks what Python shows of it), on as many threads.
+    Raises: PrivacyError if the steps do not fit the target; InvalidInputError for bad settings, data, optimizer, a
+    folder in use, a model that this process has trained on these data before, or an `on_step` that changes the model;
+    DamagedFileError for a broken run folder. Nothing existing is overwritten. Data are checked before
     the run (`check_examples`); once it has begun no example ends it: one without a finite gradient contributes nothing.
 
     The model is left in eval mode.
@@ -132,23 +132,27 @@ def train(
             one_off_release,
             engine.sensitivity,
             state.optimizer.fingerprint(),
+            project,
         )
         open_accounted = AccountedRun.resume if resuming else AccountedRun.start
-        run = open_accounted(files, fingerprint, state.checkpoint(), data_digest(examples))
+        digest = data_digest(examples)
+        if not resuming and settings.private and settings.noise_seed is None:
+            _require_first_training(model, digest)
+        run = open_accounted(files, fingerprint, state.checkpoint(), digest)
+        cleanup.callback(_note_training, model, digest, run.begin)
+        cleanup.callback(run.ledger.close)
         return run.randomness, run.begin, on_step is not None
 
-    randomness, begin, reports = processes.on_first(open_run)
-    sampling_rate, noise_multiplier = begin.record["sampling_rate"], begin.record["noise_multiplier"]
     after_step = _projection(model, project)
     with ExitStack() as cleanup, torch.random.fork_rng():
-        if run is not None:
-            cleanup.callback(run.ledger.close)
+        randomness, begin, reports = processes.on_first(open_run)
+        sampling_rate, noise_multiplier = begin.record["sampling_rate"], begin.record["noise_multiplier"]
         state.load(begin.tensors, begin.record)
         step = Step(engine, examples, loss, settings, sampling_rate, noise_multiplier, randomness, processes)
         epsilon: float | None = None
         stopped = False
-        model.train()
         while state.step < settings.steps and not stopped:
+            model.train()  # whatever mode a callback has left: a resumed run would not have it
             if epsilon is None or state.step % settings.block_steps == 0:
                 epsilon = processes.on_first(lambda: run.reserve_block(state.step, not_private))  # type: ignore[union-attr]
             if one_off_release is not None and state.step == one_off_release.step:
@@ -167,7 +171,7 @@ def train(
                     epsilon=epsilon,
                     seconds=time.perf_counter() - started,
                 )
-                stopped = processes.on_first(lambda: on_step(report) is False)  # type: ignore[misc]  # noqa: B023
+                stopped = processes.on_first(lambda: state.unchanged_by(on_step, report) is False)  # type: ignore[arg-type]  # noqa: B023
             ended = stopped or state.step == settings.steps
             if state.step % settings.checkpoint_steps == 0 or ended:
                 state.require_finite()
@@ -196,6 +200,31 @@ def _projection(model: nn.Module, project: Callable[[nn.Module], None] | None) -
     if any(argument.default is argument.empty for argument in arguments):  # a method about something else
         return lambda: None
     return partial(method, model)
+
+
+_TRAINED: set[tuple[str, str]] = set()
+"""Digests of weights that depend on data, with those of the data; of this process, in memory only."""
+
+
+def _require_first_training(model: nn.Module, data: str) -> None:
+    """Return if the weights are not of an earlier run of this process on the same data.
+
+    Raises: InvalidInputError: the new run would start from weights that depend on its data, at a cost that only the
+    ledger of the earlier run has.
+    """
+    if (tensors_digest(_weights(model)), data) in _TRAINED:
+        raise InvalidInputError(
+            "the model was trained on these data before, and a new ledger would not count that; valid: a model with "
+            "new weights, or resume=True for a run that was interrupted"
+        )
+
+
+def _note_training(model: nn.Module, data: str, begin: Checkpoint) -> None:
+    """Remember the weights that a run leaves in the model, unless it has not moved them yet."""
+    digest = tensors_digest(_weights(model))
+    first = {name.removeprefix("model."): t for name, t in begin.tensors.items() if name.startswith("model.")}
+    if int(begin.record["step"]) > 0 or digest != tensors_digest(first):
+        _TRAINED.add((digest, data))
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

@@ -5,8 +5,11 @@ An optimizer sees private gradients only, so that whatever it does with them is 
 
 __all__ = ["OptimizerFactory", "RunOptimizer", "SchedulerFactory"]
 
+import contextlib
+import hashlib
 import inspect
 import json
+import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.runtime.tensors import tensors_digest
 from securesgd.training.fingerprint import qualified_name
 from securesgd.training.settings import TrainingSettings
 
@@ -60,6 +64,8 @@ class RunOptimizer:
             else _make_optimizer(optimizer, parameters)
         )
         self.scheduler = None if scheduler is None else _make_scheduler(scheduler, self.optimizer)
+        self._trial = ""
+        """Digest of what a user's own optimizer and scheduler do in a trial, by `require_resumable`."""
         self._first_rates = [group.get("lr") for group in self.optimizer.param_groups]
 
     @property
@@ -80,11 +86,11 @@ class RunOptimizer:
             self.scheduler.step()
 
     def fingerprint(self) -> tuple[Any, ...]:
-        """Return names and first numbers of a user's optimizer and scheduler, for `ResumeFingerprint`; else ()."""
+        """Return names, first numbers and trial of a user's optimizer and scheduler; () for those of the settings."""
         if not self.is_custom:
             return ()
         names = [qualified_name(value) for value in (*self._factories, type(self.optimizer), type(self.scheduler))]
-        return *names, json.dumps(self.record(), sort_keys=True)
+        return *names, json.dumps(self.record(), sort_keys=True), self._trial
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the optimizer's state, for a checkpoint."""
@@ -162,6 +168,9 @@ class RunOptimizer:
         first, second = (RunOptimizer(self.trainable, self.settings, *self._factories) for _ in range(2))
         if first.optimizer is second.optimizer or first.optimizer is self.optimizer:
             raise InvalidInputError("optimizer returned the same object twice; valid: a function that makes a new one")
+        torch.manual_seed(0)
+        # Weights that are the same whatever the model starts from: the trial is compared when a run is resumed.
+        self._set_weights({name: torch.linspace(-1, 1, p.numel()).view_as(p) for name, p in self.trainable.items()})
         for step in range(2):
             first.step(self._ones(), step)
         foreign = [key for key in first.optimizer.state if id(key) not in {id(p) for p in self.trainable.values()}]
@@ -177,15 +186,19 @@ class RunOptimizer:
         same = ends[0][2] == ends[1][2] and all(
             _same_tensors(a, b) for a, b in zip(*(e[:2] for e in ends), strict=True)
         )
+        same &= _attributes(first.optimizer) == _attributes(second.optimizer)
         if foreign or not same or any("." in key for key in keys):
             raise InvalidInputError(
                 f"the state of {self._name} cannot be saved and resumed; valid: an optimizer whose state is tensors "
-                "and numbers of each parameter"
+                "and numbers of each parameter, and which keeps nothing else"
             )
-
+        rates = []
         if first.scheduler is not None:
             for _ in range(3, min(self.settings.steps, _STEPS_TRIED)):
                 first.scheduler.step()  # some schedulers have a last step
+                rates.append([float(group.get("lr", 0.0)) for group in first.optimizer.param_groups])
+        content = f"{tensors_digest(ends[0][0])} {tensors_digest(ends[0][1])} {ends[0][2]} {rates}"
+        self._trial = hashlib.sha256(content.encode()).hexdigest()
 
     def _ones(self) -> dict[str, Tensor]:
         return {name: torch.ones_like(parameter) for name, parameter in self.trainable.items()}
@@ -242,6 +255,16 @@ def _require_no_argument(value: torch.optim.Optimizer | LRScheduler, what: str) 
         raise InvalidInputError(
             f"step({needed[0].name}) of {type(value).__name__} needs {what}; valid: one whose step() needs no argument"
         )
+
+
+def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, bytes]:
+    """Return what an optimizer keeps besides groups and state, where a checkpoint does not look."""
+    kept: dict[str, bytes] = {}
+    for name, value in vars(optimizer).items():
+        if name not in ("param_groups", "state"):
+            with contextlib.suppress(Exception):  # a lambda, say, cannot be written down
+                kept[name] = pickle.dumps(value)
+    return kept
 
 
 def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 __all__ = ["TrainingState", "WeightAverage"]
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,6 +56,22 @@ class TrainingState:
             self.average.update(dict(self.trainable), self.step)
         self.step += 1
 
+    def unchanged_by(self, on_step: Callable[[Any], Any], report: Any) -> Any:
+        """Return what `on_step` returns, if it leaves the weights, buffers and learning rates as they are.
+
+        Raises: InvalidInputError if not: resumed without it, the same noise would be used at other weights.
+        """
+        before, numbers = _copies(self.model), self.optimizer.record()
+        answer = on_step(report)
+        after = self.model.state_dict()
+        changed = [name for name, value in before.items() if not _same(value, after.get(name))]
+        if changed or self.optimizer.record() != numbers:
+            raise InvalidInputError(
+                f"on_step changed {changed[0] if changed else 'the optimizer'} after step {self.step}; valid: a "
+                "function that only reads the model (project, or a scheduler, may change it)"
+            )
+        return answer
+
     def require_finite(self) -> None:
         """Return if all weights are finite: others have no gradient, and every further step would be noise alone.
 
@@ -102,3 +119,12 @@ class TrainingState:
             reason = str(error).replace("\n", " ").replace("\t", "")
             raise DamagedFileError(f"the checkpoint is not of this model: {reason}") from None
         self.step = step
+
+
+def _copies(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _same(a: Tensor, b: Tensor | None) -> bool:
+    """Return whether two tensors have the same values, NaN where the other has it."""
+    return b is not None and a.shape == b.shape and (torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num()))
