@@ -19,7 +19,7 @@ from securesgd.run import load_run
 from securesgd.run_training import train_run
 from tests.command_line import run_here
 
-QUICK = {"steps": 12, "batch_size": 200, "accountant": "rdp", "noise_seed": 1}
+QUICK = {"steps": 12, "batch_size": 200, "copies": 1, "accountant": "rdp", "noise_seed": 1}
 
 
 def quick(method, **changes):

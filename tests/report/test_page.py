@@ -28,7 +28,9 @@ from tests.recorded_numbers import NUMBER, ROOT, is_there
 def finished(tmp_path_factory):
     """A small run, certified and attacked."""
     folder = tmp_path_factory.mktemp("runs") / "small"
-    train_run(run_config("digits", "secure-sgd", steps=20, batch_size=128, noise_seed=3, accountant="rdp"), folder)
+    train_run(
+        run_config("digits", "secure-sgd", steps=20, batch_size=128, copies=1, noise_seed=3, accountant="rdp"), folder
+    )
     for command in (
         ["certify", folder, "--norm", "linf,l2", "--draws", "200", "--examples", "20"],
         [

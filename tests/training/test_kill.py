@@ -24,7 +24,7 @@ from tests.training.conftest import small_data, small_model, small_settings
 from securesgd.training.loop import train
 print("ready", flush=True)
 show = lambda report: print(report.step, flush=True)
-settings = small_settings(steps=300, checkpoint_steps=2)
+settings = small_settings(steps=150, checkpoint_steps=2)
 train(small_model(), small_data(), settings, sys.argv[2], resume=True, on_step=show)
 print("done", flush=True)
 """
@@ -47,7 +47,7 @@ def run_and_kill(folder, delay):
 
 
 def killed_until_done(tmp_path, kills, longest):
-    settings = small_settings(steps=300, checkpoint_steps=2)
+    settings = small_settings(steps=150, checkpoint_steps=2)
     whole = small_model()
     train(whole, small_data(), settings, tmp_path / "whole")
     dice, count, finished = random.Random(0), 0, False
@@ -65,7 +65,7 @@ def killed_until_done(tmp_path, kills, longest):
         result = train(resumed, small_data(), settings, folder, resume=True)
         assert replayed_statement(folder / "ledger.jsonl").epsilon == result.statement.epsilon
         with Ledger.open(folder / "ledger.jsonl") as ledger:
-            assert ledger.steps_charged == 300  # and none is paid twice
+            assert ledger.steps_charged == 150  # and none is paid twice
         ours, theirs = (
             load_tensors(folder / "model.safetensors"),
             load_tensors(tmp_path / "whole" / "model.safetensors"),
@@ -83,9 +83,9 @@ def one_thread_as_the_worker():
 
 
 def test_two_kills(tmp_path):
-    assert killed_until_done(tmp_path, 2, longest=1.0) == 2
+    assert killed_until_done(tmp_path, 2, longest=0.6) == 2
 
 
 @pytest.mark.slow
 def test_fifty_kills(tmp_path):
-    assert killed_until_done(tmp_path, 50, longest=0.8) == 50
+    assert killed_until_done(tmp_path, 50, longest=0.6) == 50
