@@ -86,4 +86,5 @@ def _tensors(path: Path) -> str:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        json.dump({name: run_digests(name, Path(place) / name) for name in RUNS}, sys.stdout, indent=1)
+        names = sys.argv[1:] or list(RUNS)
+        json.dump({name: run_digests(name, Path(place) / name) for name in names}, sys.stdout, indent=1)

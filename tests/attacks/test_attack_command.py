@@ -104,5 +104,5 @@ def test_data_that_do_not_fit_the_model_are_refused(tmp_path):
     write(12)
     result = run_here("attack", str(folder), "--attack", "fgsm")
     assert result.returncode == 2
-    assert "the data do not fit the model" in result.stderr
+    assert "test inputs have shape [1, 12, 12]; valid: [1, 8, 8]" in result.stderr
     assert result.stderr.count("\n") == 1

@@ -71,6 +71,7 @@ def free_to_move(cell, work):
     return [{**cell, "cores": len(os.sched_getaffinity(0))}]
 
 
+@pytest.mark.slow
 def test_workers_are_not_bound_to_the_same_core(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_PROC_BIND", "true")  # as the command line sets it for itself
     fill_grid(tmp_path / "rows.csv", CELLS[:2], free_to_move, tmp_path, jobs=2)
