@@ -331,8 +331,6 @@ def load_run(
     if not files.complete:
         raise DamagedFileError(f"{folder} is not finished; resume it with `securesgd train --resume --out {folder}`")
     record = read_model_record(folder)
-    if record.get("config_sha256") not in (None, file_digest(folder / names.CONFIG)):
-        raise DamagedFileError(f"{folder / names.CONFIG} is not the one this run was trained with; put that back")
     weights = load_tensors(files.model).tensors
     shape, classes = tuple(int(size) for size in record["input_shape"]), int(record["classes"])
     try:
@@ -352,7 +350,10 @@ def load_run(
 
 
 def read_model_record(folder: Path) -> dict[str, Any]:
-    """Return the content of model.json. Raises: DamagedFileError if it is not one, or of another format."""
+    """Return the content of model.json.
+
+    Raises: DamagedFileError if it is not one, of another format, or of a run with another config.toml.
+    """
     path = folder / names.MODEL
     record = read_json(path)
     try:
@@ -362,6 +363,8 @@ def read_model_record(folder: Path) -> dict[str, Any]:
         raise DamagedFileError(f"{path} is damaged: {error}") from None
     if version != FORMAT:
         raise DamagedFileError(f"{path} has format {version!r}; this version reads {FORMAT}")
+    if record.get("config_sha256") not in (None, file_digest(folder / names.CONFIG)):
+        raise DamagedFileError(f"{folder / names.CONFIG} is not the one this run was trained with; put that back")
     return record
 
 

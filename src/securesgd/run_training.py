@@ -4,7 +4,7 @@ __all__ = ["train", "train_run"]
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.clipping.slow_path import Loss
 from securesgd.config import IN_MEMORY, OWN_NETWORK, RobustnessSettings, RunConfig, saved_config
 from securesgd.data.load import LoadedData, load_data
-from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError, nearest
+from securesgd.errors import InvalidInputError, SecureSGDError, nearest
 from securesgd.models.networks import NETWORKS
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
@@ -178,10 +178,7 @@ def _run_job(
         config = _claim(config, files, resume)
         job = prepare(config)
         if files.complete:
-            if read_model_record(folder).get("config_sha256") not in (None, file_digest(folder / names.CONFIG)):
-                raise DamagedFileError(
-                    f"{folder / names.CONFIG} is not the one this run was trained with; put that back"
-                )
+            read_model_record(folder)  # raises if config.toml is not the one of the training
             job.model.load_state_dict(load_tensors(files.model).tensors)
             run = Run(folder, config, job.model, job.loaded)
             run.require_own_model()
@@ -295,8 +292,14 @@ def _own_config(
 
 def _difference(saved: RunConfig, given: RunConfig) -> str:
     """Return what differs between two configurations, as it is saved."""
-    pairs = zip(saved.to_toml().splitlines(), given.to_toml().splitlines(), strict=False)
-    return ", ".join(line for line, other in pairs if line != other)
+    before, now = (_flat(asdict(config)) for config in (saved, given))
+    return ", ".join(f"{name} = {value}" for name, value in before.items() if now.get(name) != value)
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Return nested settings as one table."""
+    tables = [_flat(value) for value in values.values() if isinstance(value, dict)]
+    return {name: value for table in (values, *tables) for name, value in table.items() if not isinstance(value, dict)}
 
 
 def _claim(config: RunConfig, files: RunFolder, resume: bool) -> RunConfig:
