@@ -24,6 +24,7 @@ from securesgd.clipping.rules.forms import FastPathError
 from securesgd.clipping.rules.generic import generic_gradients
 from securesgd.clipping.rules.input_gradient import with_fast_input_gradient
 from securesgd.clipping.rules.table import Rule, rule_for
+from securesgd.models.interval_network import IntervalNetwork
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +59,7 @@ class Call:
 
 
 def trainable_units(model: nn.Module) -> list[Unit]:
-    """Return the units of `model`, each module once."""
+    """Return the units of `model`, each module once; with them the layers that take boxes and share its parameters."""
     names = {id(p): name for name, p in model.named_parameters()}
     units: list[Unit] = []
     seen: set[int] = set()
@@ -81,6 +82,10 @@ def trainable_units(model: nn.Module) -> list[Unit]:
             visit(child, f"{path}.{name}" if path else name)
 
     visit(model, "")
+    for module in model.modules():
+        if isinstance(module, IntervalNetwork):
+            for name, layer in module.box_layers.items():
+                visit(layer, name)
     return units
 
 

@@ -7,14 +7,13 @@ construction compares it with the module itself.
 
 __all__ = ["Kind", "LayerGraph", "Operation", "layer_graph"]
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn import functional
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from securesgd.errors import InvalidInputError
@@ -81,7 +80,7 @@ _MODULES: dict[type[nn.Module], tuple[str, bool]] = {
     nn.SELU: ("selu", False), nn.CELU: ("celu", False), nn.Softplus: ("softplus", False),
     nn.Softsign: ("softsign", False), nn.LogSigmoid: ("logsigmoid", False),
 }  # fmt: skip
-_EXACT = {curve: exact for curve, exact in _MODULES.values()}
+_EXACT = dict(_MODULES.values())
 _SLOPES = {nn.LeakyReLU: "negative_slope", nn.ELU: "alpha", nn.CELU: "alpha", nn.Softplus: "beta"}
 _POOLS: dict[type[nn.Module], Kind] = {
     nn.MaxPool2d: "max-pool", nn.AdaptiveMaxPool2d: "max-pool",
@@ -93,7 +92,6 @@ _POOL_FUNCTIONS: dict[str, Kind] = {
 }  # fmt: skip
 _RESHAPES = {"flatten", "view", "reshape", "squeeze", "unsqueeze", "contiguous"}
 _SIZES = {"size", "getattr", "getitem", "len", "mul", "floordiv"}  # of shapes: numbers, not values
-_NAMES = {operator.getitem: "getitem", operator.floordiv: "floordiv"}
 
 
 def layer_graph(network: nn.Module, input_shape: tuple[int, ...]) -> LayerGraph:
@@ -257,11 +255,7 @@ class _Reader:
         )
 
     def _read_function(self, node: fx.Node) -> None:
-        target = (
-            node.target
-            if isinstance(node.target, str)
-            else _NAMES.get(node.target, getattr(node.target, "__name__", str(node.target)))
-        )  # type: ignore[call-overload]
+        target = _function_name(node.target)
         name = f"the function {target}"
         if node not in self._shapes and target in _SIZES:  # a size, not a tensor
             return
@@ -275,7 +269,7 @@ class _Reader:
             self._read_arithmetic(node, target, name, shape)
             return
         source, rest = self._source(node, name), node.args[1:]
-        function = getattr(F, target, None) or getattr(torch, target, None)
+        function = getattr(functional, target, None) or getattr(torch, target, None)
         if target in _RESHAPES:
             self._add(node, Operation("reshape", name, source, shape, function=_to_shape(shape)))
         elif target == "dropout" and not (node.kwargs.get("training", rest[1] if len(rest) > 1 else True)):
@@ -287,7 +281,7 @@ class _Reader:
             plain, keywords = target.rstrip("_"), {k: v for k, v in node.kwargs.items() if k != "inplace"}
             if any(isinstance(v, int | float) and v < 0 for v in (*rest, *keywords.values())) and plain != "hardtanh":
                 raise InvalidInputError(f"{name} has a negative slope; interval bounds need monotone activations")
-            of = getattr(F, plain, None) or getattr(torch, plain)
+            of = getattr(functional, plain, None) or getattr(torch, plain)
             fixed = _fixed(of, rest, keywords, name)
             self._add(
                 node, Operation("activation", name, source, shape, function=fixed, exact=_EXACT[plain], curve=plain)
@@ -356,6 +350,10 @@ def _shapes(traced: fx.GraphModule, x: Tensor) -> dict[fx.Node, tuple[int, ...]]
         reason = str(error).splitlines()[0]
         raise InvalidInputError(f"the network does not take inputs of shape {list(x.shape[1:])}: {reason}") from None
     return shapes
+
+
+def _function_name(target: Any) -> str:
+    return target if isinstance(target, str) else str(getattr(target, "__name__", target))
 
 
 def _to_shape(shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:

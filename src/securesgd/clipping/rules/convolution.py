@@ -5,19 +5,18 @@ __all__ = ["convolution_gradients"]
 from collections.abc import Callable
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from securesgd.clipping.rules.forms import (
     CANCELLATION,
     GROUP,
     KEEPING,
-    SPREAD,
     Deferred,
     ExampleGradient,
     Kept,
     LayerCall,
     joint_examples,
+    needs_own_sum,
     nonzero_rows,
     round_down,
     sum_again,
@@ -29,8 +28,6 @@ from securesgd.clipping.rules.pixel_gram import gram_cost, gram_squares
 
 CHUNK_ROWS = 16  # images unfolded at once: their patches stay in the shared cache
 DOUBLE = 3.0  # cost of float64 Gram matrices in float32 ones (measured)
-LARGE = 2.0**32  # of an input: a product with what is lost below 2^-126 is then far below any limit
-SMALL = 2.0**-400  # the largest number of an input or gradient below which float64 squares may vanish
 CHUNK_NUMBERS = 2**22  # of gradients computed again for the sum: 16 MB of float32
 
 
@@ -78,10 +75,7 @@ def _joint_gradient(call: LayerCall, geometry: Geometry, x: Tensor, joint: int) 
     squares, scale = gram_squares(x.double(), g.double(), geometry, 1)
     squares = squares.clamp_min(0.0)
     spread = scale * (g.shape[2] * g.shape[3])  # (|g||x|)²
-    largest, steepest = (t.flatten(1).abs().amax(dim=1) for t in (x, g))
-    alone = ~((spread <= (SPREAD * (1 - 1e-6)) ** 2 * squares) & (largest < LARGE))
-    if g.dtype == torch.float64:  # what is not measured is not clipped, but for `sum_again`
-        alone |= (largest > 0) & (steepest > 0) & ((largest < SMALL) | (steepest < SMALL))
+    alone = needs_own_sum(squares, spread, x, g)
 
     def only(part: slice) -> Callable[[slice], Kept]:
         return lambda _: kept_gradients(x[part], g[part], geometry, 1, 1)

@@ -25,6 +25,7 @@ __all__ = [
     "Scratch",
     "example_groups",
     "joint_examples",
+    "needs_own_sum",
     "nonzero_rows",
     "round_down",
     "rounding_slack",
@@ -54,6 +55,8 @@ NORM_BLOCK = 128
 SPREAD = 16.0
 """By what factor |g||x| of an example may exceed the norm of sum_p g_p x_pᵀ for `joint_examples`. Without correlation
 between positions it is the square root of their number."""
+LARGE = 2.0**32  # of an input: a product with what is lost below 2^-126 is then far below any limit
+SMALL = 2.0**-400  # the largest number of an input or gradient below which float64 squares may vanish
 MOST_EXAMPLES = 2**18
 """Examples of one sum, all micro-batches and processes together: that many float64 additions are off by 2^-16 of C."""
 MOST_PARAMETERS = 2**30
@@ -214,6 +217,19 @@ def joint_examples(positions: int, dtype: torch.dtype) -> int:
     while 2 * joint <= GROUP // 8 and error(2 * joint) <= GROUP * GROUP * unit:
         joint *= 2
     return joint
+
+
+def needs_own_sum(squares: Tensor, spread: Tensor, x: Tensor, g: Tensor) -> Tensor:
+    """Return which examples may not be added up in one product with others (`joint_examples`).
+
+    Those whose terms are longer than `SPREAD` allows, (|g||x|)² = `spread` against `squares`, or huge, or whose squares
+    may have vanished. Such gradients are made one by one, by `sum_again`.
+    """
+    largest, steepest = (t.flatten(1).abs().amax(dim=1) for t in (x, g))
+    alone = ~((spread <= (SPREAD * (1 - 1e-6)) ** 2 * squares) & (largest < LARGE))
+    if g.dtype == torch.float64:  # what is not measured is not clipped, but for `sum_again`
+        alone |= (largest > 0) & (steepest > 0) & ((largest < SMALL) | (steepest < SMALL))
+    return alone
 
 
 def example_groups(examples: int) -> list[slice]:

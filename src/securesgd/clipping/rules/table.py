@@ -10,13 +10,22 @@ from securesgd.clipping.rules.convolution import convolution_gradients
 from securesgd.clipping.rules.embedding import embedding_gradients
 from securesgd.clipping.rules.forms import ExampleGradient, LayerCall
 from securesgd.clipping.rules.generic import generic_gradients
+from securesgd.clipping.rules.interval import (
+    interval_convolution_gradients,
+    interval_linear_gradients,
+    interval_margin_gradients,
+)
 from securesgd.clipping.rules.linear import linear_gradients
 from securesgd.clipping.rules.normalisation import group_norm_gradients, layer_norm_gradients, scale_gradients
+from securesgd.models.interval_network import IntervalConvolution, IntervalLinear, IntervalMargins
 from securesgd.models.noise_layer import Scale
 
 Rule = Callable[[LayerCall], dict[str, ExampleGradient]]
 
 FAST_RULES: dict[type[nn.Module], tuple[Rule, int | None]] = {  # layer: rule, dimensions its input must have
+    IntervalConvolution: (interval_convolution_gradients, 5),
+    IntervalLinear: (interval_linear_gradients, 3),
+    IntervalMargins: (interval_margin_gradients, 3),
     nn.Conv2d: (convolution_gradients, 4),
     nn.Embedding: (embedding_gradients, None),
     nn.GroupNorm: (group_norm_gradients, None),
