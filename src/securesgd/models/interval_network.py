@@ -73,8 +73,8 @@ class IntervalLinear(_Shared):
 
     def forward(self, streams: Tensor) -> Tensor:
         """Return the streams after the layer."""
-        signed = linear(streams[:, :2], self.weight, self.bias)
-        return torch.cat([signed, linear(streams[:, 2:], self.weight.abs())], dim=1)
+        signed, radius = torch.split(streams, [2, 1], dim=1)
+        return torch.cat([linear(signed, self.weight, self.bias), linear(radius, self.weight.abs())], dim=1)
 
 
 class IntervalConvolution(_Shared):
@@ -90,8 +90,9 @@ class IntervalConvolution(_Shared):
     def forward(self, streams: Tensor) -> Tensor:
         """Return the streams after the layer."""
         options: Any = (self.stride, self.padding, self.dilation, self.groups)
-        signed = torch.conv2d(streams[:, :2].flatten(0, 1), self.weight, self.bias, *options)
-        radius = torch.conv2d(streams[:, 2], self.weight.abs(), None, *options)
+        signed, radius = torch.split(streams, [2, 1], dim=1)
+        signed = torch.conv2d(signed.flatten(0, 1), self.weight, self.bias, *options)
+        radius = torch.conv2d(radius.squeeze(1), self.weight.abs(), None, *options)
         return torch.cat([signed.view(-1, 2, *signed.shape[1:]), radius.unsqueeze(1)], dim=1)
 
 
@@ -103,12 +104,11 @@ class IntervalMargins(_Shared):
 
     def forward(self, streams: Tensor) -> Tensor:
         """Return logits and worst-case logits for every label."""
-        signed = linear(streams[:, :2], self.weight, self.bias)
-        centre = signed[:, 1]
+        signed, radius = torch.split(streams, [2, 1], dim=1)
+        clean, centre = torch.split(linear(signed, self.weight, self.bias), [1, 1], dim=1)
         classes = len(self.weight)
-        spread = linear(streams[:, 2], self.differences().abs().flatten(0, 1)).view(-1, classes, classes)
-        worst = centre.unsqueeze(1) - centre.unsqueeze(2) + spread
-        return torch.cat([signed[:, :1], worst], dim=1)
+        spread = linear(radius, self.differences().abs().flatten(0, 1)).view(-1, classes, classes)
+        return torch.cat([clean, centre - centre.transpose(1, 2) + spread], dim=1)
 
     def differences(self) -> Tensor:
         """Return W_j − W_y at [y, j]."""
@@ -188,7 +188,7 @@ class IntervalNetwork(nn.Module):
         lower, upper = x - self.radius, x + self.radius
         if self.input_range is not None:
             lower, upper = lower.clamp(*self.input_range), upper.clamp(*self.input_range)
-        values = [torch.stack([x, (upper + lower) / 2, (upper - lower) / 2], dim=1)]
+        values = [_from_ends(torch.stack([x, lower, upper], dim=1))]
         for operation in self._operations[1:]:
             values.append(self._run(operation, [values[place] for place in operation.inputs]))
         return values[-1]
@@ -220,10 +220,7 @@ class IntervalNetwork(nn.Module):
         assert operation.function is not None
         if operation.kind in ("reshape", "average-pool"):
             return _each_stream(operation.function, streams)
-        clean, centre, radius = streams.unbind(1)
-        ends = torch.stack([clean, centre - radius, centre + radius], dim=1)
-        clean, lower, upper = _each_stream(operation.function, ends).unbind(1)
-        return torch.stack([clean, (upper + lower) / 2, (upper - lower) / 2], dim=1)
+        return _from_ends(_each_stream(operation.function, _to_ends(streams)))
 
     @torch.no_grad()
     def _initialise(self) -> None:
@@ -240,6 +237,43 @@ class _Layers:
 
     def __init__(self, by_name: dict[str, nn.Module]) -> None:
         self.by_name = by_name
+
+
+class _Mixed(torch.autograd.Function):
+    """Keeps the first of three streams and mixes the others: `low` and `high` have the weights of (second, third).
+
+    One pass over memory each way, where slices, sums and stacks take several.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, streams: Tensor, low: tuple[float, float], high: tuple[float, float]) -> Tensor:
+        ctx.low, ctx.high = low, high
+        return _mixed(streams, low, high)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        low, high = ctx.low, ctx.high
+        return _mixed(gradients[0], (low[0], high[0]), (low[1], high[1])), None, None
+
+
+def _mixed(streams: Tensor, low: tuple[float, float], high: tuple[float, float]) -> Tensor:
+    out = torch.empty_like(streams)
+    out[:, 0] = streams[:, 0]
+    for place, (a, b) in ((1, low), (2, high)):
+        torch.add(streams[:, 1], streams[:, 2], alpha=b / a, out=out[:, place])
+        if a != 1:
+            out[:, place] *= a
+    return out
+
+
+def _to_ends(streams: Tensor) -> Tensor:
+    """Return (input, m − ρ, m + ρ) of (input, m, ρ)."""
+    return _Mixed.apply(streams, (1.0, -1.0), (1.0, 1.0))  # type: ignore[no-untyped-call]
+
+
+def _from_ends(ends: Tensor) -> Tensor:
+    """Return (input, m, ρ) of (input, m − ρ, m + ρ)."""
+    return _Mixed.apply(ends, (0.5, 0.5), (-0.5, 0.5))  # type: ignore[no-untyped-call]
 
 
 def _each_stream(function: Callable[[Tensor], Tensor], streams: Tensor) -> Tensor:
