@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from securesgd.certificates.verify import CertifiedClassifier, verify
     from securesgd.data.load import LoadedData, load_data
     from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError, SecureSGDError
+    from securesgd.models.interval_network import IntervalNetwork
     from securesgd.models.networks import network
     from securesgd.models.noisy import NoisyNetwork
     from securesgd.privacy.mechanism import HeterogeneousGaussianMechanism, Release
@@ -33,6 +34,7 @@ __all__ = [
     "DamagedFileError",
     "Evaluation",
     "HeterogeneousGaussianMechanism",
+    "IntervalNetwork",
     "InvalidInputError",
     "LoadedData",
     "NoisyNetwork",
@@ -61,6 +63,7 @@ _MODULES = {
     "HeterogeneousGaussianMechanism": "privacy.mechanism",
     "InvalidInputError": "errors",
     "LoadedData": "data.load",
+    "IntervalNetwork": "models.interval_network",
     "NoisyNetwork": "models.noisy",
     "Prediction": "run",
     "PrivacyError": "errors",

@@ -26,6 +26,7 @@ from securesgd.data.load import load_data
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.methods import method
 from securesgd.models.gradient_scores import Per, redistribution_from_gradients
+from securesgd.models.interval_network import IntervalNetwork
 from securesgd.models.networks import NETWORKS, network, network_from_function
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.redistribution import WAYS, Redistribution, Way
@@ -46,6 +47,8 @@ def build_model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         plain = _bare_network(config, input_shape, classes, config.network)
+        if config.interval is not None:  # draws the weights anew
+            return IntervalNetwork(plain, input_shape, config.interval, steps=config.training.steps)
     if config.adlm is not None:
         return AdlmNetwork(_sequential(plain), input_shape, config.adlm)
     chosen, robustness = method(config.method), config.robustness
@@ -198,6 +201,9 @@ def _with_noise(config: RunConfig, plain: nn.Module, input_shape: tuple[int, ...
     """Return the network with noise of the right form, whose values are in the weights still to be loaded."""
     if config.adlm is not None:
         return AdlmNetwork(_sequential(plain), input_shape, config.adlm)
+    if config.interval is not None:
+        with torch.random.fork_rng():
+            return IntervalNetwork(plain, input_shape, config.interval, steps=config.training.steps)
     if not method(config.method).noisy:
         return plain
     robustness = config.robustness
@@ -216,8 +222,8 @@ def _bare_network(
         adlm = config.adlm
         shape = input_shape if adlm is None else cropped_shape(input_shape, adlm)
         return network(source, shape, classes, hidden=adlm and adlm.hidden)  # type: ignore[arg-type]
-    if isinstance(source, NoisyNetwork):
-        raise InvalidInputError("network is a NoisyNetwork; valid: the network without its noise")
+    if isinstance(source, NoisyNetwork | IntervalNetwork):
+        raise InvalidInputError(f"network is a {type(source).__name__}; valid: the network in it")
     if isinstance(source, nn.Module):
         return copy.deepcopy(source)
     build = load_function(source, "network") if isinstance(source, str) else source

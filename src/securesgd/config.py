@@ -23,6 +23,7 @@ import tomli_w
 from securesgd.baselines.adlm.budget import AdlmSettings
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.methods import method
+from securesgd.models.interval_network import IntervalSettings
 from securesgd.models.noisy import Place
 from securesgd.models.redistribution import WAYS
 from securesgd.presets import preset
@@ -105,6 +106,8 @@ class RunConfig:
     robustness: RobustnessSettings = field(default_factory=RobustnessSettings)
     adlm: AdlmSettings | None = None
     """For the method adlm, and no other."""
+    interval: IntervalSettings | None = None
+    """For the methods ibp and dp-ibp, and no other."""
     training: TrainingSettings
 
     def __post_init__(self) -> None:
@@ -119,6 +122,10 @@ class RunConfig:
             )
         if chosen.adlm != (self.adlm is not None):
             raise InvalidInputError(f"the table [adlm] is for the method adlm and needed by it, got {self.method}")
+        if chosen.interval != (self.interval is not None):
+            raise InvalidInputError(
+                f"the table [interval] is for the methods ibp and dp-ibp and needed by them, got {self.method}"
+            )
         if chosen.noisy:
             self.robustness.radius_per_std(chosen.mechanism)  # classic refuses robust_epsilon > 1 here, not later
         if self.way == "public" and self.public_dataset is None:
@@ -147,13 +154,15 @@ class RunConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
         """Return the configuration of nested dictionaries."""
-        for name in ("robustness", "adlm", "training"):
+        for name in ("robustness", "adlm", "interval", "training"):
             if not isinstance(values.get(name, {}), dict):
                 raise InvalidInputError(f"{name} is {values[name]!r}; valid: a table of settings")
         top, robust = _known(values, cls, "run"), dict(values.get("robustness", {}))
         top["robustness"] = RobustnessSettings(**_known(robust, RobustnessSettings, "robustness"))
         if "adlm" in values:
             top["adlm"] = AdlmSettings(**_known(dict(values["adlm"]), AdlmSettings, "adlm"))
+        if "interval" in values:
+            top["interval"] = IntervalSettings(**_known(dict(values["interval"]), IntervalSettings, "interval"))
         top["training"] = TrainingSettings.from_dict(dict(values.get("training", {})))
         missing = [name for name in ("dataset", "method", "network") if name not in top]
         if missing:
@@ -174,8 +183,8 @@ def run_config(
         )
     if not isinstance(dataset, str):
         raise InvalidInputError(f"dataset is {dataset!r}; valid: a name or a path, as text")
-    private, adlm = method(method_name).private, method(method_name).adlm
-    changes = {_setting_path(name, adlm): value for name, value in changes.items() if value is not None}
+    private = method(method_name).private
+    changes = {_setting_path(name, method_name): value for name, value in changes.items() if value is not None}
     values = preset(dataset, method_name)
     for source in (given, {"dataset": dataset, "method": method_name}):
         for name, value in source.items():
@@ -227,12 +236,14 @@ def resumed_config(folder: str | Path, given: dict[str, Any]) -> RunConfig:
     return config
 
 
-def _setting_path(name: str, adlm: bool) -> str:
-    """Return `name` with its table: a bare name is looked for everywhere, first of all in [adlm] for that method."""
+def _setting_path(name: str, method_name: str) -> str:
+    """Return `name` with its table: a bare name is looked for everywhere, first of all in the method's own table."""
+    chosen = method(method_name)
     places = {f.name: "" for f in fields(RunConfig)}
     places |= {f.name: "robustness." for f in fields(RobustnessSettings)}
     places |= {f.name: "training." for f in fields(TrainingSettings)}
-    places |= {f.name: "adlm." for f in fields(AdlmSettings)} if adlm else {}
+    places |= {f.name: "adlm." for f in fields(AdlmSettings)} if chosen.adlm else {}
+    places |= {f.name: "interval." for f in fields(IntervalSettings)} if chosen.interval else {}
     table, _, key = name.rpartition(".")
     if key not in places or (table and f"{table}." != places[key]):
         raise InvalidInputError(f"unknown setting {name!r}: {nearest(key, places)}")

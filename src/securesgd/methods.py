@@ -5,6 +5,9 @@ method             private  noise in first layer   what it is
 =================  =======  =====================  ==================================================================
 sgd                no       no                     plain stochastic gradient descent
 dpsgd              yes      no                     DP-SGD (Abadi et al. 2016)
+ibp                no       no                     interval bounds in the loss (Gowal et al. 2018): l_inf certificates
+                                                   by bounds instead of votes
+dp-ibp             yes      no                     the same by DP-SGD
 adlm               no       no                     Adaptive Laplace Mechanism (Phan et al. 2017) as published; its claim
                                                    of privacy is not endorsed (docs/adlm.md)
 secure-sgd         yes      redistributed          Secure-SGD with HGM, here with the exact calibration
@@ -29,11 +32,13 @@ class Method:
     private: bool
     """DP-SGD with a ledger, or plain gradients."""
     noisy: bool
-    """Whether the first layer gets noise, and so whether predictions can be certified."""
+    """Whether the first layer gets noise, and so whether predictions can be certified by votes."""
     mechanism: Mechanism = "analytic"
     """Calibration of the first layer's noise."""
     redistribution: str = "uniform"
     """Default way to obtain r."""
+    interval: bool = False
+    """Whether the loss has interval bounds in it; configured in `[interval]`."""
     adlm: bool = False
     """Whether input and loss get AdLM's Laplace noise in training; configured in `[adlm]`."""
 
@@ -41,6 +46,8 @@ class Method:
 METHODS = {
     "sgd": Method(private=False, noisy=False),
     "dpsgd": Method(private=True, noisy=False),
+    "ibp": Method(private=False, noisy=False, interval=True),
+    "dp-ibp": Method(private=True, noisy=False, interval=True),
     "adlm": Method(private=False, noisy=False, adlm=True),
     "secure-sgd": Method(private=True, noisy=True, redistribution="learned"),
     "secure-sgd-agm": Method(private=True, noisy=True),

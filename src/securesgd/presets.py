@@ -60,6 +60,21 @@ _ADLM: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _ADLM["fashion-mnist"] = _ADLM["mnist"]
+# Interval bounds: larger limits than for logits alone (the norm of most examples is above 1 for long), and an average.
+_INTERVAL: dict[str, dict[str, Any]] = {
+    "digits": {
+        "network": "interval-cnn",
+        "interval": {"train_radius": 0.1},
+        "training": {"epsilon": 8.0, "delta": 1e-4, "batch_size": 512, "steps": 400, "learning_rate": 1.0},
+    },
+    "mnist": {
+        "network": "interval-cnn",
+        "interval": {"train_radius": 0.12},
+        "training": {
+            "epsilon": 3.0, "delta": 1e-5, "batch_size": 1024, "steps": 1500, "learning_rate": 1.0, "micro_batch": 256,
+        },
+    },
+}  # fmt: skip
 _OWN = "digits"  # sizes of the user's own data are not known here: small and quick, to be changed
 
 
@@ -68,6 +83,13 @@ def preset(dataset: str, method_name: str) -> dict[str, Any]:
     chosen = method(method_name)
     if chosen.adlm:
         return copy.deepcopy(_ADLM.get(dataset, _ADLM[_OWN]))
+    if chosen.interval:
+        values = copy.deepcopy(_INTERVAL.get(dataset, _INTERVAL[_OWN]))
+        values["training"] |= {"momentum": 0.9, "max_grad_norm": 2.0, "ema_decay": 0.99}
+        if not chosen.private:
+            values["training"] |= {"learning_rate": 0.1, "max_grad_norm": 1.0}
+            del values["training"]["epsilon"]
+        return values
     values = copy.deepcopy(_DPSGD.get(dataset, _DPSGD[_OWN]))
     values["training"] |= {"momentum": 0.9, "max_grad_norm": 0.1}
     if chosen.noisy:

@@ -27,6 +27,7 @@ from securesgd.clipping.slow_path import Loss
 from securesgd.config import IN_MEMORY, OWN_NETWORK, RobustnessSettings, RunConfig, saved_config
 from securesgd.data.load import LoadedData, load_data
 from securesgd.errors import InvalidInputError, SecureSGDError, nearest
+from securesgd.models.interval_network import IntervalNetwork
 from securesgd.models.networks import NETWORKS
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
@@ -83,6 +84,8 @@ def train(
     loaded = load_data(data) if isinstance(data, str) else data if isinstance(data, LoadedData) else None
     own = {"optimizer": "own" if optimizer else None, "schedule": "own" if scheduler else None}
     config = _own_config(model, loaded, network, settings | {name: word for name, word in own.items() if word})
+    if isinstance(model, IntervalNetwork):
+        model.steps = config.training.steps
     examples = (loaded.train_inputs, loaded.train_targets) if loaded is not None else data
     test_set = tensors_of(test) if test is not None else None if loaded is None else tensors_of(loaded)
     job = _Job(
@@ -198,6 +201,10 @@ def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any]
         _require_like_training(job.test_set[0], job.examples)
     choices: dict[str, Any] = {"loss": job.loss, "optimizer": job.optimizer, "scheduler": job.scheduler}
     choices["one_off_release"] = redistribution_release(config, model)
+    if isinstance(model, IntervalNetwork):
+        if job.loss is not per_example_cross_entropy:
+            raise InvalidInputError("loss is given; valid for an IntervalNetwork: its own, which has the bounds in it")
+        choices["loss"] = model.loss
     if isinstance(model, AdlmNetwork):
         choices = adlm_training_arguments(model, config.training)
     result = train_model(
@@ -267,6 +274,7 @@ def _own_config(
         if value is not None:
             tables[places[name]][name] = value
     private = bool(tables["training"].get("private", True))
+    interval = None
     if isinstance(model, NoisyNetwork):
         if model.radius_per_std is None:
             raise InvalidInputError("radius_per_std is None; valid: NoisyNetwork(…, radius_per_std=0.05), say")
@@ -276,6 +284,8 @@ def _own_config(
             "norm": model.norm, "place": model.place, "unit": model.radius_per_std, "start": model.start,
             "redistribution": model.redistribution,
         }  # fmt: skip
+    elif isinstance(model, IntervalNetwork):
+        method, interval = "dp-ibp" if private else "ibp", model.settings
     else:
         method = "dpsgd" if private else "sgd"
     source = {} if loaded is None else {"seed": loaded.source["seed"], "holdout": loaded.source["sizes"]["holdout"]}
@@ -284,6 +294,7 @@ def _own_config(
         method=method,
         network=network or OWN_NETWORK,
         robustness=RobustnessSettings(**tables["robustness"]),
+        interval=interval,
         training=TrainingSettings.from_dict(tables["training"]),
         **source,
         **tables["top"],

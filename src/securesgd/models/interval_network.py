@@ -207,6 +207,10 @@ class IntervalNetwork(nn.Module):
         """Count a step. Nothing is projected: the name is that of what training calls after each step."""
         self.steps_done += 1
 
+    def extra_repr(self) -> str:
+        """Return the settings: a run with others is another run."""
+        return f"{self.settings}, steps={self.steps}, input_range={self.input_range}"
+
     def _run(self, operation: Operation, inputs: list[Tensor]) -> Tensor:
         """Return the three streams after one operation."""
         if operation.module is not None:

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from securesgd.clipping.engine import ClippingEngine, Loss
 from securesgd.clipping.rules.forms import MOST_EXAMPLES
 from securesgd.errors import InvalidInputError
+from securesgd.models.interval_network import IntervalNetwork
 from securesgd.privacy import Ledger, PrivacyStatement
 from securesgd.runtime.processes import Processes
 from securesgd.runtime.randomness import Randomness
@@ -116,7 +117,8 @@ def train(
         raise InvalidInputError(f"batch_size is {settings.batch_size}; valid: at most {MOST_EXAMPLES // 2}")
     engine = ClippingEngine(model, settings.max_grad_norm)
     state = TrainingState(model, settings, optimizer, scheduler)
-    check_examples(examples, model, labelled=loss is per_example_cross_entropy)
+    labelled = loss is per_example_cross_entropy or isinstance(model, IntervalNetwork)
+    check_examples(examples, model, labelled=labelled)
     processes.together(lambda: check_loss(examples, model, loss))
     resuming, finished = processes.on_first(lambda: (files.claim(resume), files.finished))
     if finished:
