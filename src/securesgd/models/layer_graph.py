@@ -346,8 +346,8 @@ def _shapes(traced: fx.GraphModule, x: Tensor) -> dict[fx.Node, tuple[int, ...]]
     try:
         with torch.no_grad():
             Run(traced).run(x)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # whatever a foreign layer raises
+        reason = (str(error).splitlines() or [""])[0]
         raise InvalidInputError(f"the network does not take inputs of shape {list(x.shape[1:])}: {reason}") from None
     return shapes
 
