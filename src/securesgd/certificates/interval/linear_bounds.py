@@ -1,0 +1,107 @@
+"""Linear bounds of the margins z_y − z_j over a box, from the output back to the input (CROWN with the boxes' ends).
+
+Theorem. For every x' in the input's box, every margin as the network computes it is at least the bound.
+
+Proof. By `boxes`, each operation's computed value is op(computed inputs) + δ with |δ| <= error, and lies in its box. Say
+the margin is at least <Λ, v> + c for a value v of the network, with numbers Λ and c. If v = W h + b + δ, then
+<Λ, v> >= <ΛW, h> + <Λ, b> − <|Λ|, error>. If v = f(h) + δ, the lines of `relaxations`, below where Λ > 0 and above where
+Λ < 0, give the same. A maximum is at least its element with the highest lower end, and at most the highest upper end. A
+value with several uses adds up its Λ. At the input, <Λ, x'> >= <Λ, m> − <|Λ|, ρ>. Computing ΛW, <Λ, b> and the running
+sum in float64 loses at most `slack` times the absolute values, <|Λ|, |W||h| + |b|>, which is taken off with the errors.
+Reference: Zhang et al. 2018 (CROWN), Zhang et al. 2020 (CROWN-IBP).
+"""
+
+__all__ = ["has_linear_bound", "linear_margin_bounds"]
+
+import math
+
+import torch
+from torch import Tensor
+
+from securesgd.certificates.interval.boxes import Box, Step
+from securesgd.certificates.interval.prepared import PreparedGraph
+from securesgd.certificates.interval.relaxations import LINES, leak, lines_of
+from securesgd.models.layer_graph import LayerGraph, Operation
+
+
+def has_linear_bound(graph: LayerGraph) -> bool:
+    """Return whether every activation of the network has lines; max-pools, sums and all layers have."""
+    curves = [operation for operation in graph.operations if operation.kind == "activation"]
+    return all(curve.curve in LINES and (curve.curve != "leaky_relu" or leak(curve) <= 1) for curve in curves)
+
+
+def linear_margin_bounds(net: PreparedGraph, steps: list[Step], prediction: Tensor) -> Tensor:
+    """Return lower bounds of z_y − z_j, as the network computes both, [examples, classes]; infinity for j = y.
+
+    `steps` are the boxes of all operations with their errors.
+    """
+    operations, count, classes = net.graph.operations, len(prediction), net.classes
+    identity = torch.eye(classes, dtype=net.dtype, device=net.device)
+    rows: dict[int, Tensor] = {len(operations) - 1: identity[prediction][:, None] - identity}
+    bound = torch.zeros(count, classes, dtype=net.dtype, device=net.device)
+    for place in range(len(operations) - 1, 0, -1):
+        if place not in rows:
+            continue
+        operation, here = operations[place], rows.pop(place)
+        inputs = [steps[i].box for i in operation.inputs]
+        back, gain = _backward(net, place, operation, inputs, steps[place], here)
+        bound = bound + gain
+        for source, row in zip(operation.inputs, back, strict=True):
+            if source in rows:
+                rows[source] = rows[source] + row
+                bound = bound - net.slack * _dot(rows[source].abs(), steps[source].box.magnitude)
+            else:
+                rows[source] = row
+    first, box = rows[0], steps[0].box
+    worst = torch.add(box.radius, box.magnitude, alpha=net.slack)
+    bound = bound + _dot(first, box.centre) - _dot(first.abs(), worst)
+    return bound.scatter(1, prediction[:, None], math.inf)
+
+
+def _dot(rows: Tensor, values: Tensor) -> Tensor:
+    """Return <rows, values> of each example and class."""
+    return torch.bmm(rows.flatten(2), values.flatten(1)[:, :, None])[:, :, 0]
+
+
+def _backward(
+    net: PreparedGraph, place: int, operation: Operation, inputs: list[Box], step: Step, rows: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """Return the rows for each input of an operation, and what the bound gains, which is mostly negative."""
+    kind, flat, shape = operation.kind, rows.flatten(0, 1), net.graph.operations[operation.inputs[0]].shape
+    error, outer = step.error, rows.shape[:2]
+    assert error is not None
+    if kind == "activation":
+        lower, upper = inputs[0].ends()
+        lines = lines_of(operation, lower, upper)
+        positive, negative = rows.clamp(min=0), rows.clamp(max=0)
+        loss = error + net.slack * (inputs[0].magnitude + lines.low.abs() + lines.high.abs())
+        gain = _dot(positive, lines.low - loss) + _dot(negative, lines.high + loss)
+        return [positive.mul_(lines.low_slope[:, None]).add_(negative.mul_(lines.high_slope[:, None]))], gain
+    loss = _dot(rows.abs(), error + net.slack * step.box.magnitude)
+    if kind == "max-pool":
+        lower, upper = step.box.ends()
+        positive, negative = rows.clamp(min=0), rows.clamp(max=0)
+        return [_pulled_back(operation, inputs[0].ends()[0], positive)], _dot(negative, upper) - loss
+    if operation.module is not None:
+        layer = net.layers[place]
+        back = layer.adjoint(flat, layer.weight, shape)
+        constant = layer.of_channels(layer.bias).expand(operation.shape)
+        return [back.unflatten(0, outer)], _dot(rows, constant.expand(len(rows), *operation.shape)) - loss
+    if kind == "sum":
+        return [rows, rows.clone()], -loss
+    if kind == "affine":
+        scale, shift = net.constants(operation)
+        return [rows * scale], _dot(rows, shift.expand(len(rows), *operation.shape)) - loss
+    if kind == "average-pool":
+        return [_pulled_back(operation, inputs[0].centre, rows)], -loss
+    assert kind == "reshape"
+    return [rows.reshape(*outer, *shape)], -loss
+
+
+def _pulled_back(operation: Operation, at: Tensor, rows: Tensor) -> Tensor:
+    """Return the rows times the derivative of a pool at this point: of an average its matrix, of a maximum its choice."""
+    assert operation.function is not None
+    with torch.enable_grad():
+        point = at.detach()[:, None].expand(*rows.shape[:2], *at.shape[1:]).flatten(0, 1).requires_grad_()
+        (back,) = torch.autograd.grad(operation.function(point), point, rows.flatten(0, 1))
+    return back.unflatten(0, rows.shape[:2])
