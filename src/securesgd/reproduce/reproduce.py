@@ -20,6 +20,7 @@ from securesgd import __version__
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.reproduce.figures import FIG1, FIG2, FIG3, FIG4, FIG5
 from securesgd.reproduce.grid import Cell, Experiment, cell_rows, fill_grid, open_cells
+from securesgd.reproduce.interval import INTERVAL
 from securesgd.reproduce.redistribution import CERTIFIED, REDISTRIBUTION
 from securesgd.reproduce.tables import ADLM, ATTACKS, PAPER_NETWORK
 from securesgd.runtime.machine import environment
@@ -36,6 +37,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "certified": CERTIFIED,
     "attacks": ATTACKS,
     "adlm": ADLM,
+    "interval": INTERVAL,
 }
 """By name: a row here is an experiment that can be reproduced."""
 FIGURES = ("fig1", "fig2", "fig3", "fig4", "fig5")
