@@ -1,4 +1,4 @@
-"""One training step: plain SGD, our clipping engine, Opacus ghost clipping, Opacus hooks.
+"""One training step: plain SGD, our clipping engine, Opacus ghost clipping, Opacus hooks; interval bounds if asked for.
 
 Every contender does the same work: forward, backward, per-example clipping and noise where private, optimizer step.
 Each runs in its own process, so that its peak memory is its own; the processes take turns, so that a noisy machine
@@ -6,10 +6,12 @@ slows all of them alike. A turn is five steps in a row, as in training; the firs
 others' data, is not timed. Prints one JSON row per network, batch size and contender:
 
     python benchmarks/dpsgd_step.py --nets mnist --batches 128 --repeats 10
+    python benchmarks/dpsgd_step.py --nets interval --batches 256 --contenders ibp dp-ibp
 
 median_ms and spread_ms (distance between the quartiles) are over `n` turns of `steps_per_turn` timed steps each, after
 `warmup` turns;
-ratio_to_sgd is the median over turns of this contender's time divided by plain SGD's in the same turn;
+ratio_to_sgd is the median over turns of this contender's time divided by plain SGD's in the same turn, ratio_to_ibp by
+that of a step with interval bounds and without privacy;
 peak_rss_mb is the most memory the process ever held, interpreter and libraries included (start_rss_mb before the
 first step). Plain SGD runs in both memory formats first and keeps the faster one.
 """
@@ -27,8 +29,12 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-NETS = {"mnist": ("mnist-cnn", (1, 28, 28)), "cifar": ("cifar-cnn", (3, 32, 32))}
-CONTENDERS = ("sgd", "ours", "opacus-ghost", "opacus-hooks")
+NETS = {
+    "mnist": ("mnist-cnn", (1, 28, 28)),
+    "cifar": ("cifar-cnn", (3, 32, 32)),
+    "interval": ("interval-cnn", (1, 28, 28)),
+}
+CONTENDERS = ("sgd", "ours", "opacus-ghost", "opacus-hooks", "ibp", "dp-ibp")
 STEPS_PER_TURN = 4  # timed, after one that is not
 NOISE_MULTIPLIER, MAX_GRAD_NORM, LEARNING_RATE = 1.0, 1.0, 0.05
 
@@ -39,11 +45,12 @@ def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
     from torch import nn
     from torch.nn import functional
 
+    from securesgd.models.interval_network import IntervalNetwork
     from securesgd.models.networks import network
 
     torch.manual_seed(0)
     name, shape = NETS[net]
-    model = network(name, shape, 10)
+    model: nn.Module = network(name, shape, 10)
     inputs, targets = torch.rand(batch, *shape), torch.randint(10, (batch,))
     generator = torch.Generator().manual_seed(0)
 
@@ -67,7 +74,24 @@ def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
         steps = [formatted(f) for f in (torch.contiguous_format, torch.channels_last)]
         return min(steps, key=lambda step: min(timed(step) for _ in range(4)))
 
-    if contender == "ours":
+    def entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+    loss = entropy
+    if contender in ("ibp", "dp-ibp"):
+        model = IntervalNetwork(model, shape, steps=1, warm_up=0.0, ramp=0.0).train()
+        loss = model.loss
+    if contender == "ibp":
+        optimizer = optimizer_of(model)
+
+        def ibp() -> None:
+            optimizer.zero_grad()
+            loss(model(inputs), targets).mean().backward()
+            optimizer.step()
+
+        return ibp
+
+    if contender in ("ours", "dp-ibp"):
         from securesgd.clipping.engine import ClippingEngine
         from securesgd.runtime.grid_release import GridRelease
         from securesgd.runtime.randomness import Randomness
@@ -78,7 +102,7 @@ def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
         release = GridRelease(sensitivity=engine.sensitivity, noise_multiplier=NOISE_MULTIPLIER, size=size)
 
         def ours() -> None:
-            result = engine.clipped_sum(inputs, targets, lambda o, t: functional.cross_entropy(o, t, reduction="none"))
+            result = engine.clipped_sum(inputs, targets, loss)
             noise = randomness.stream("noise", next(turn))
             released = release.release([*result.gradients.values()], noise, divisor=batch)
             for parameter, gradient in zip(model.parameters(), released, strict=True):
@@ -197,9 +221,11 @@ def compete(
         processes[contender].wait()
         times = seconds[contender]
         quartiles = statistics.quantiles(times, n=4) if len(times) > 1 else [times[0]] * 3
-        ratio = None
-        if "sgd" in seconds:
-            ratio = round(statistics.median(t / s for t, s in zip(times, seconds["sgd"], strict=True)), 3)
+        ratios = {
+            f"ratio_to_{base}": round(statistics.median(t / s for t, s in zip(times, seconds[base], strict=True)), 3)
+            for base in ("sgd", "ibp")
+            if base in seconds
+        }
         rows.append(
             {
                 "net": net,
@@ -207,7 +233,7 @@ def compete(
                 "contender": contender,
                 "median_ms": round(statistics.median(times) * 1e3, 2),
                 "spread_ms": round((quartiles[2] - quartiles[0]) * 1e3, 2),
-                "ratio_to_sgd": ratio,
+                **ratios,
                 **memory,
                 "n": repeats,
                 "steps_per_turn": STEPS_PER_TURN,
@@ -224,9 +250,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Time one DP-SGD step of each contender; JSON rows on standard output."
     )
-    parser.add_argument("--nets", nargs="+", choices=sorted(NETS), default=sorted(NETS, reverse=True))
+    parser.add_argument("--nets", nargs="+", choices=sorted(NETS), default=["mnist", "cifar"])
     parser.add_argument("--batches", nargs="+", type=int, default=[128, 512])
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS[:4]))
     parser.add_argument("--repeats", type=int, default=15, help="turns per contender")
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
