@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, fx, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
@@ -81,7 +81,7 @@ _MODULES: dict[type[nn.Module], tuple[str, bool]] = {
     nn.SELU: ("selu", False), nn.CELU: ("celu", False), nn.Softplus: ("softplus", False),
     nn.Softsign: ("softsign", False), nn.LogSigmoid: ("logsigmoid", False),
 }  # fmt: skip
-_EXACT = {curve: exact for curve, exact in _MODULES.values()}
+_EXACT = dict(_MODULES.values())
 _SLOPES = {nn.LeakyReLU: "negative_slope", nn.ELU: "alpha", nn.CELU: "alpha", nn.Softplus: "beta"}
 _POOLS: dict[type[nn.Module], Kind] = {
     nn.MaxPool2d: "max-pool", nn.AdaptiveMaxPool2d: "max-pool",
@@ -251,6 +251,8 @@ class _Reader:
         slope = _SLOPES.get(type(module))
         if slope is not None and not getattr(module, slope) >= 0:
             raise InvalidInputError(f"{name} decreases ({slope} < 0); interval bounds need monotone activations")
+        if isinstance(module, nn.Softplus):
+            _require_smooth_softplus(name, module.beta, module.threshold)
         curve, exact = _MODULES[type(module)]
         self._add(
             node, Operation("activation", name, source, shape, function=_not_in_place(module), exact=exact, curve=curve)
@@ -261,7 +263,7 @@ class _Reader:
             node.target
             if isinstance(node.target, str)
             else _NAMES.get(node.target, getattr(node.target, "__name__", str(node.target)))
-        )  # type: ignore[call-overload]
+        )
         name = f"the function {target}"
         if node not in self._shapes and target in _SIZES:  # a size, not a tensor
             return
@@ -288,7 +290,10 @@ class _Reader:
             if any(isinstance(v, int | float) and v < 0 for v in (*rest, *keywords.values())) and plain != "hardtanh":
                 raise InvalidInputError(f"{name} has a negative slope; interval bounds need monotone activations")
             of = getattr(F, plain, None) or getattr(torch, plain)
-            fixed = _fixed(of, rest, keywords, name)
+            if plain == "softplus":
+                given = dict(zip(("beta", "threshold"), rest, strict=False)) | keywords
+                _require_smooth_softplus(name, given.get("beta", 1.0), given.get("threshold", 20.0))
+            fixed = _fixed(of, tuple(value for value in rest if value is not True), keywords, name)
             self._add(
                 node, Operation("activation", name, source, shape, function=fixed, exact=_EXACT[plain], curve=plain)
             )
@@ -356,6 +361,14 @@ def _shapes(traced: fx.GraphModule, x: Tensor) -> dict[fx.Node, tuple[int, ...]]
         reason = str(error).splitlines()[0]
         raise InvalidInputError(f"the network does not take inputs of shape {list(x.shape[1:])}: {reason}") from None
     return shapes
+
+
+def _require_smooth_softplus(name: str, beta: Any, threshold: Any) -> None:
+    """Pass if softplus, which is the identity above the threshold, drops there by no more than one part in 10^10."""
+    if not beta >= 1e-3 or threshold != 20:
+        raise InvalidInputError(
+            f"{name} has beta {beta} and threshold {threshold}; interval bounds need beta >= 0.001 and threshold 20"
+        )
 
 
 def _to_shape(shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
