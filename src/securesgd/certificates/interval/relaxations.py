@@ -45,7 +45,7 @@ def _outward(lower: Tensor, upper: Tensor) -> Tensor:
 
 
 def _relu(operation: Operation, lower: Tensor, upper: Tensor) -> Lines:
-    """Return lines of max(z, s z), 0 <= s <= 1: the chord above; below, a line through zero, as steep as the long side."""
+    """Return lines of max(z, s z), 0 <= s <= 1: the chord above; below, one through zero, as steep as the long side."""
     s = leak(operation)
     f_lower, f_upper = torch.maximum(lower, s * lower), torch.maximum(upper, s * upper)
     active, idle = lower >= 0, upper <= 0
