@@ -249,6 +249,8 @@ class _Reader:
         slope = _SLOPES.get(type(module))
         if slope is not None and not getattr(module, slope) >= 0:
             raise InvalidInputError(f"{name} decreases ({slope} < 0); interval bounds need monotone activations")
+        if isinstance(module, nn.Softplus):
+            _require_smooth_softplus(name, module.beta, module.threshold)
         curve, exact = _MODULES[type(module)]
         self._add(
             node, Operation("activation", name, source, shape, function=_not_in_place(module), exact=exact, curve=curve)
@@ -282,7 +284,10 @@ class _Reader:
             if any(isinstance(v, int | float) and v < 0 for v in (*rest, *keywords.values())) and plain != "hardtanh":
                 raise InvalidInputError(f"{name} has a negative slope; interval bounds need monotone activations")
             of = getattr(functional, plain, None) or getattr(torch, plain)
-            fixed = _fixed(of, rest, keywords, name)
+            if plain == "softplus":
+                given = dict(zip(("beta", "threshold"), rest, strict=False)) | keywords
+                _require_smooth_softplus(name, given.get("beta", 1.0), given.get("threshold", 20.0))
+            fixed = _fixed(of, tuple(value for value in rest if value is not True), keywords, name)
             self._add(
                 node, Operation("activation", name, source, shape, function=fixed, exact=_EXACT[plain], curve=plain)
             )
@@ -354,6 +359,14 @@ def _shapes(traced: fx.GraphModule, x: Tensor) -> dict[fx.Node, tuple[int, ...]]
 
 def _function_name(target: Any) -> str:
     return target if isinstance(target, str) else str(getattr(target, "__name__", target))
+
+
+def _require_smooth_softplus(name: str, beta: Any, threshold: Any) -> None:
+    """Pass if softplus, which is the identity above the threshold, drops there by no more than one part in 10^10."""
+    if not beta >= 1e-3 or threshold != 20:
+        raise InvalidInputError(
+            f"{name} has beta {beta} and threshold {threshold}; interval bounds need beta >= 0.001 and threshold 20"
+        )
 
 
 def _to_shape(shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:

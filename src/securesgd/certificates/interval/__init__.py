@@ -1,4 +1,4 @@
 """Radii proven by bounds of the network itself: no noise, no votes, no failure probability.
 
-Import `interval_radii` and `proven_at` from `radius`; `boxes` and `linear_bounds` hold the two bounds and their theorems.
+Import `interval_radii` and `proven_at` from `radius`; `boxes` and `linear_bounds` hold the bounds and their theorems.
 """

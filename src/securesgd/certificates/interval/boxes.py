@@ -4,7 +4,7 @@ Theorem. Let B be a box of inputs. For every x' in B, rounded to the network's t
 computes on the way, in whatever order it adds, lies in the box of its operation; a NaN in a box says that nothing is
 known, as where a sum may overflow.
 
-Proof, by induction over the operations. Let h in m ± ρ be the computed input of a layer. In real numbers W h + b lies in
+Proof, by induction over the operations. Let h in m ± ρ be the computed input of a layer. In real numbers W h + b is in
 (W m + b) ± |W|ρ. The computed one is off by at most γ(n+2)(|W||h| + |b|) plus underflow (`arithmetic.py`), and
 |h| <= |m| + ρ. The float64 numbers W m + b and |W|ρ of the bound are themselves off by γ₆₄ of the same absolute values,
 so ρ' = |W|ρ + (γ + γ₆₄)(|W|(|m| + ρ) + |b|) + underflow will do. Averages, sums and affine maps are layers with few
@@ -136,7 +136,7 @@ def margin_bounds(net: PreparedGraph, steps: list[Step], prediction: Tensor) -> 
         margins = torch.empty(len(prediction), net.classes, dtype=net.dtype, device=net.device)
         rounding = layer.error * (box.magnitude @ layer.absolute.T + layer.bias.abs())
         rounding = _known(net, rounding + layer.underflow, rounding, layer.error)
-        for y in prediction.unique().tolist():
+        for y in sorted(set(prediction.tolist())):
             own = prediction == y
             rows, shift = layer.weight[y] - layer.weight, layer.bias[y] - layer.bias
             worst = box.centre[own] @ rows.T + shift - box.radius[own] @ rows.abs().T
@@ -183,7 +183,7 @@ def _through(net: PreparedGraph, operation: Operation, boxes: list[Box], errors:
         centre, radius = box.centre * scale + shift, scale.abs() * box.radius + error
         centre = torch.where(scale.abs() <= 1 / tiny, centre, math.nan)  # 1/denormal is not what was meant
     else:  # an average: its weights are of one sign, and a window has at most as many elements as there are
-        assert kind == "average-pool" and function is not None
+        assert function is not None
         terms = math.prod(net.graph.operations[operation.inputs[0]].shape[-2:])
         error_unit = gamma(terms + 4, unit) + net.slack
         error = error_unit * function(box.magnitude).abs() + 8 * terms * tiny

@@ -2,9 +2,9 @@
 
 Theorem. For every x' in the input's box, every margin as the network computes it is at least the bound.
 
-Proof. By `boxes`, each operation's computed value is op(computed inputs) + δ with |δ| <= error, and lies in its box. Say
+Proof. By `boxes`, each operation's computed value is op(computed inputs) + δ with |δ| <= error, and is in its box. Say
 the margin is at least <Λ, v> + c for a value v of the network, with numbers Λ and c. If v = W h + b + δ, then
-<Λ, v> >= <ΛW, h> + <Λ, b> − <|Λ|, error>. If v = f(h) + δ, the lines of `relaxations`, below where Λ > 0 and above where
+<Λ, v> >= <ΛW, h> + <Λ, b> − <|Λ|, error>. If v = f(h) + δ, the lines of `relaxations`, below if Λ > 0 and above if
 Λ < 0, give the same. A maximum is at least its element with the highest lower end, and at most the highest upper end. A
 value with several uses adds up its Λ. At the input, <Λ, x'> >= <Λ, m> − <|Λ|, ρ>. Computing ΛW, <Λ, b> and the running
 sum in float64 loses at most `slack` times the absolute values, <|Λ|, |W||h| + |b|>, which is taken off with the errors.
@@ -70,38 +70,38 @@ def _backward(
     kind, flat, shape = operation.kind, rows.flatten(0, 1), net.graph.operations[operation.inputs[0]].shape
     error, outer = step.error, rows.shape[:2]
     assert error is not None
+    if kind == "reshape":
+        return [rows.reshape(*outer, *shape)], rows.new_zeros(outer)
+    absolute = rows.abs()
     if kind == "activation":
-        lower, upper = inputs[0].ends()
-        lines = lines_of(operation, lower, upper)
-        positive, negative = rows.clamp(min=0), rows.clamp(max=0)
+        lines = lines_of(operation, *inputs[0].ends())
         loss = error + net.slack * (inputs[0].magnitude + lines.low.abs() + lines.high.abs())
-        gain = _dot(positive, lines.low - loss) + _dot(negative, lines.high + loss)
-        return [positive.mul_(lines.low_slope[:, None]).add_(negative.mul_(lines.high_slope[:, None]))], gain
-    loss = _dot(rows.abs(), error + net.slack * step.box.magnitude)
+        # Λ⁺·low + Λ⁻·high = Λ·(low + high)/2 + |Λ|·(low − high)/2, of heights and of slopes
+        gain = _dot(rows, (lines.low + lines.high) / 2) + _dot(absolute, (lines.low - lines.high) / 2 - loss)
+        mean, half = (lines.low_slope + lines.high_slope) / 2, (lines.low_slope - lines.high_slope) / 2
+        return [(rows * mean[:, None]).addcmul_(absolute, half[:, None])], gain
+    loss = _dot(absolute, error + net.slack * step.box.magnitude)
     if kind == "max-pool":
-        lower, upper = step.box.ends()
         positive, negative = rows.clamp(min=0), rows.clamp(max=0)
-        return [_pulled_back(operation, inputs[0].ends()[0], positive)], _dot(negative, upper) - loss
+        return [_pulled_back(operation, inputs[0].ends()[0], positive)], _dot(negative, step.box.ends()[1]) - loss
     if operation.module is not None:
         layer = net.layers[place]
         back = layer.adjoint(flat, layer.weight, shape)
         constant = layer.of_channels(layer.bias).expand(operation.shape)
-        return [back.unflatten(0, outer)], _dot(rows, constant.expand(len(rows), *operation.shape)) - loss
+        return [back.reshape(*outer, *shape)], _dot(rows, constant.expand(len(rows), *operation.shape)) - loss
     if kind == "sum":
         return [rows, rows.clone()], -loss
     if kind == "affine":
         scale, shift = net.constants(operation)
         return [rows * scale], _dot(rows, shift.expand(len(rows), *operation.shape)) - loss
-    if kind == "average-pool":
-        return [_pulled_back(operation, inputs[0].centre, rows)], -loss
-    assert kind == "reshape"
-    return [rows.reshape(*outer, *shape)], -loss
+    assert kind == "average-pool"
+    return [_pulled_back(operation, inputs[0].centre, rows)], -loss
 
 
 def _pulled_back(operation: Operation, at: Tensor, rows: Tensor) -> Tensor:
-    """Return the rows times the derivative of a pool at this point: of an average its matrix, of a maximum its choice."""
+    """Return the rows times a pool's derivative at this point: the matrix of an average, the choice of a maximum."""
     assert operation.function is not None
     with torch.enable_grad():
         point = at.detach()[:, None].expand(*rows.shape[:2], *at.shape[1:]).flatten(0, 1).requires_grad_()
         (back,) = torch.autograd.grad(operation.function(point), point, rows.flatten(0, 1))
-    return back.unflatten(0, rows.shape[:2])
+    return back.reshape(*rows.shape[:2], *at.shape[1:])

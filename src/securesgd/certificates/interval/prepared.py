@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from securesgd.certificates.interval.arithmetic import UNIT64, Arithmetic, arithmetic_of, gamma
@@ -109,7 +109,8 @@ def _prepared(operation: Operation, dtype: torch.dtype, arithmetic: Arithmetic, 
     apply, adjoint = (_conv(layer)) if isinstance(layer, nn.Conv2d) else (F.linear, _linear_adjoint)
     return Prepared(
         weight=weight,
-        absolute=weight.abs() + ((weight != 0) & (weight.abs() < arithmetic.tiny)) * (arithmetic.tiny / arithmetic.unit),
+        absolute=weight.abs()
+        + ((weight != 0) & (weight.abs() < arithmetic.tiny)) * (arithmetic.tiny / arithmetic.unit),
         bias=bias,
         apply=apply,
         adjoint=adjoint,
@@ -130,13 +131,12 @@ def _conv(
         return F.conv2d(h, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
 
     def adjoint(rows: Tensor, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
-        if isinstance(layer.padding, str):  # "same" may pad one side more than the other
-            with torch.enable_grad():
-                h = rows.new_zeros(len(rows), *shape, requires_grad=True)
-                return torch.autograd.grad(apply(h, weight, None), h, rows)[0]
-        size = [len(rows), *shape]
-        return nn.grad.conv2d_input(
-            size, weight, rows, layer.stride, layer.padding, layer.dilation, layer.groups  # type: ignore[arg-type]
-        )
+        if layer.groups == 1 and not isinstance(layer.padding, str):  # the fastest way on a processor
+            columns = weight.flatten(1).T @ rows.flatten(2)
+            window = {"dilation": layer.dilation, "padding": layer.padding, "stride": layer.stride}
+            return F.fold(columns, shape[1:], layer.kernel_size, **window)
+        with torch.enable_grad():
+            h = rows.new_zeros(len(rows), *shape, requires_grad=True)
+            return torch.autograd.grad(apply(h, weight, None), h, rows)[0]
 
     return apply, adjoint

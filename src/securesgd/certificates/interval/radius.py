@@ -4,6 +4,7 @@ __all__ = ["IntervalRadii", "interval_radii", "proven_at"]
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from securesgd.certificates.interval.boxes import activation_boxes, input_box, margin_bounds
 from securesgd.certificates.interval.linear_bounds import has_linear_bound, linear_margin_bounds
 from securesgd.certificates.interval.prepared import PreparedGraph, prepare
-from securesgd.certificates.interval.search import guess_steps, proven_steps
+from securesgd.certificates.interval.search import proven_steps, secant_steps
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.validate import Array, finite_array, nonnegative_array, validate_positive
 
@@ -69,10 +70,10 @@ def interval_radii(
     for start in range(0, len(inputs), _BLOCK):
         part = np.arange(start, min(start + _BLOCK, len(inputs)))
         grid = _Grid(question, prediction, part, largest, tolerance)
-        interval = grid.radii("interval", None)
+        interval = grid.interval()
         linear = np.zeros_like(interval)
         if bounds == "best" and has_linear_bound(question.proof.graph):
-            linear = grid.radii("linear", interval)
+            linear = grid.linear(interval)
         parts.append((interval, linear))
         if on_progress is not None:
             on_progress(int(part[-1]) + 1)
@@ -98,8 +99,14 @@ def proven_at(
     question = _Question(network, inputs, input_range, box)
     _require_bounds(bounds)
     y = np.asarray(prediction)
-    if y.shape != (len(inputs),) or y.dtype.kind not in "iu" or (len(y) and not 0 <= y.min() <= y.max() < question.classes):
-        raise InvalidInputError(f"prediction has shape {list(y.shape)}; valid: a class 0 … {question.classes - 1} for each input")
+    if (
+        y.shape != (len(inputs),)
+        or y.dtype.kind not in "iu"
+        or (len(y) and not 0 <= y.min() <= y.max() < question.classes)
+    ):
+        raise InvalidInputError(
+            f"prediction has shape {list(y.shape)}; valid: a class 0 … {question.classes - 1} for each input"
+        )
     radii = nonnegative_array("radius", radius)
     if radii.shape not in ((), (len(inputs),)):
         raise InvalidInputError(f"radius has shape {list(radii.shape)}; valid: one number, or one for each input")
@@ -124,27 +131,43 @@ class _Grid:
         chosen = self._part[examples]
         return self._question.margins(net, way, chosen, self._y[chosen], radii)
 
-    def radii(self, way: Way, near: Array | None) -> Array:
-        """Return the largest radii found that are proven; `near` is where to look first."""
-        question, everything = self._question, np.arange(len(self._part))
-        first = np.full(len(everything), 0.05) if near is None else np.maximum(near, self._step)
-        guesses = guess_steps(
-            lambda examples, steps: self._margins(question.guess, way, examples, self._radius(steps)),
-            np.rint(first / self._step).astype(np.int64),
-            self._most,
+    def _proof(self, way: Way, examples: NDArray[np.intp], steps: NDArray[np.int64]) -> Array:
+        return self._margins(self._question.proof, way, examples, self._radius(steps) * _GUARD)
+
+    def interval(self) -> Array:
+        """Return the largest radii that boxes prove: guessed in float32, which is faster, then proven."""
+
+        def guess(examples: NDArray[np.intp], steps: NDArray[np.int64]) -> Array:
+            return self._margins(self._question.guess, "interval", examples, self._radius(steps))
+
+        guesses = secant_steps(guess, self._at_zero(), self._near(None), self._most)
+        return self._verified(
+            "interval", proven_steps(lambda *asked: self._proof("interval", *asked) > 0, guesses, self._most)
         )
-        steps = proven_steps(
-            lambda examples, steps: (
-                self._margins(question.proof, way, examples, self._radius(steps) * _GUARD) > 0
-            ),
-            guesses,
-            self._most,
-        )
-        while True:  # at the radius itself, all examples together: what `proven_at` computes
-            holds = (self._margins(question.proof, way, everything, self._radius(steps)) > 0) | (steps == 0)
-            if holds.all():
+
+    def linear(self, interval: Array) -> Array:
+        """Return radii that linear bounds prove, looked for from those of the boxes on."""
+        proof = partial(self._proof, "linear")
+        return self._verified("linear", secant_steps(proof, self._at_zero(), self._near(interval), self._most))
+
+    def _at_zero(self) -> Array:
+        everything = np.arange(len(self._part))
+        return self._margins(self._question.guess, "interval", everything, np.zeros(len(everything)))
+
+    def _near(self, radii: Array | None) -> NDArray[np.int64]:
+        """Return the steps to look at first."""
+        first = np.full(len(self._part), self._largest / 500) if radii is None else radii
+        return np.rint(first / self._step).astype(np.int64)
+
+    def _verified(self, way: Way, steps: NDArray[np.int64]) -> Array:
+        """Return the radii of the steps, lowered where `proven_at`, which takes all examples together, fails."""
+        everything = np.arange(len(self._part))
+        while True:
+            margins = self._margins(self._question.proof, way, everything, self._radius(steps))
+            fails = ~(margins > 0) & (steps > 0)
+            if not fails.any():
                 return self._radius(steps)
-            steps = np.where(holds, steps, steps - 1)
+            steps = np.where(fails, steps - 1, steps)
 
 
 class _Question:
@@ -169,7 +192,9 @@ class _Question:
             raise InvalidInputError(f"inputs leave the range {self._range}; valid: inputs inside input_range")
         self._box = torch.ones(shape) if box is None else torch.as_tensor(box).detach()
         if self._box.shape not in (inputs.shape, inputs.shape[1:]):
-            raise InvalidInputError(f"box has shape {list(self._box.shape)}; valid: {list(shape)} or that of all inputs")
+            raise InvalidInputError(
+                f"box has shape {list(self._box.shape)}; valid: {list(shape)} or that of all inputs"
+            )
         if not bool((torch.isfinite(self._box) & (self._box >= 0)).all()):
             raise InvalidInputError("box holds a number that is negative or not finite; valid: finite half-widths >= 0")
 
@@ -179,7 +204,7 @@ class _Question:
         net = self.proof
         scores = [
             net.graph.evaluate(part.to(net.device, net.arithmetic.dtype)).argmax(1).cpu()
-            for part in self._inputs.split(_BLOCK)
+            for part in torch.split(self._inputs, _BLOCK)
         ]
         return torch.cat([torch.zeros(0, dtype=torch.int64), *scores]).numpy()
 

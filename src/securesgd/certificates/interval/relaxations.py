@@ -45,7 +45,7 @@ def _outward(lower: Tensor, upper: Tensor) -> Tensor:
 
 
 def _relu(operation: Operation, lower: Tensor, upper: Tensor) -> Lines:
-    """Lines of max(z, s z), 0 <= s <= 1: the chord above; below, a line through zero with the slope of the longer side."""
+    """Return lines of max(z, s z), 0 <= s <= 1: the chord above; below, one through zero, as steep as the long side."""
     s = leak(operation)
     f_lower, f_upper = torch.maximum(lower, s * lower), torch.maximum(upper, s * upper)
     active, idle = lower >= 0, upper <= 0
@@ -55,7 +55,7 @@ def _relu(operation: Operation, lower: Tensor, upper: Tensor) -> Lines:
     # Relative to the ends, as the curve is: a network of tiny numbers keeps its bounds.
     outward = 64 * UNIT64 * torch.maximum(upper.abs(), lower.abs())
     below = torch.where(active | (upper > -lower), 1.0, s).where(~idle, torch.full_like(lower, s))
-    return Lines(below, torch.zeros_like(lower), slope, torch.where(active | idle, 0.0, height + outward) + 0 * upper)
+    return Lines(below, torch.zeros_like(lower), slope, torch.where(active | idle, 0.0, height + outward))
 
 
 def _tanh(operation: Operation, lower: Tensor, upper: Tensor) -> Lines:

@@ -1,6 +1,6 @@
 """The largest step of a grid at which something holds, for many examples at once: guessed fast, then proven."""
 
-__all__ = ["guess_steps", "proven_steps"]
+__all__ = ["proven_steps", "secant_steps"]
 
 from collections.abc import Callable
 
@@ -10,20 +10,22 @@ from numpy.typing import NDArray
 from securesgd.validate import Array
 
 Steps = NDArray[np.int64]
-_ROUNDS = 24  # of guessing; what is still open then is left to the proof's own search
+_ROUNDS = 24  # after which an example keeps the best step it has
+_STRIDE = 8  # how many times as far a step of extrapolation may go
 
 
-def guess_steps(margin: Callable[[NDArray[np.intp], Steps], Array], start: Steps, most: int) -> Steps:
+def secant_steps(margin: Callable[[NDArray[np.intp], Steps], Array], at_zero: Array, start: Steps, most: int) -> Steps:
     """Return, per example, about the largest step in 0 … most with a positive margin.
 
-    `margin(examples, steps)` is asked for those examples only that are still open. It is taken to fall with the step:
-    the step is doubled until the margin is negative, then found by the Illinois rule with bisections between.
+    Guarantee: every step returned that is not 0 was passed to `margin`, which gave a positive number.
+    `margin(examples, steps)` is asked for those examples only that are still open, and taken to fall with the step;
+    `at_zero` is about what it is at 0. The step is extrapolated by the secant through 0 until the margin is negative,
+    then found by the Illinois rule with bisections between.
     """
-    count = len(start)
-    low, high = np.zeros(count, np.int64), np.full(count, most + 1)
-    low_value, high_value = margin(np.arange(count), low), np.full(count, np.nan)
-    high[~(low_value > 0)] = 1  # nothing holds at 0: nothing to look for
-    probe = np.clip(start, 1, most)
+    low, high = np.zeros_like(start), np.full_like(start, most + 1)
+    high[~(at_zero > 0)] = 1  # nothing holds at 0: nothing to look for
+    low_value, high_value = at_zero.copy(), np.full(len(start), np.nan)  # halved by the Illinois rule
+    last, slope, probe = np.zeros(len(start)), np.zeros(len(start)), np.clip(start, 1, most)
     for turn in range(_ROUNDS):
         open_ = np.flatnonzero(high - low > 1)
         if not len(open_):
@@ -32,13 +34,17 @@ def guess_steps(margin: Callable[[NDArray[np.intp], Steps], Array], start: Steps
         value = margin(open_, step)
         holds = value > 0
         up, down = open_[holds], open_[~holds]
-        low[up], low_value[up], high_value[up] = step[holds], value[holds], high_value[up] / 2
-        high[down], high_value[down], low_value[down] = step[~holds], value[~holds], low_value[down] / 2
+        high_value[up] /= np.where(last[up] > 0, 2, 1)
+        low_value[down] /= np.where(last[down] < 0, 2, 1)
+        low[up], low_value[up], slope[up] = step[holds], value[holds], (at_zero[up] - value[holds]) / step[holds]
+        high[down], high_value[down] = step[~holds], value[~holds]
+        last[up], last[down] = 1, -1
         with np.errstate(invalid="ignore", divide="ignore"):
-            share = np.clip(low_value / (low_value - high_value), 0.02, 0.98)
-        share = np.where(np.isfinite(share) & (turn % 4 != 3), share, 0.5)
-        probe = np.where(np.isnan(high_value) & (high > most), 2 * low, low + np.rint(share * (high - low)))
-        probe = probe.astype(np.int64)
+            share = low_value / (low_value - high_value)
+            further = low + np.fmin(low_value / np.maximum(slope, 0), (_STRIDE - 1) * np.maximum(low, 1))
+        share = np.where(np.isfinite(share) & (turn % 5 != 4), np.clip(share, 0.01, 0.99), 0.5)
+        between = low + np.rint(share * (high - low))
+        probe = np.where(high > most, np.ceil(np.clip(further, 0, most)), between).astype(np.int64)
     return low
 
 

@@ -1,0 +1,126 @@
+"""Linear bounds: lines beside every activation, margins below every computed one, tighter than boxes where it pays."""
+
+import pytest
+import torch
+from torch import nn
+
+from securesgd.certificates.interval.linear_bounds import has_linear_bound
+from securesgd.certificates.interval.relaxations import lines_of
+from securesgd.models.layer_graph import Operation, layer_graph
+from tests.certificates.interval_networks import Residual, bounds_of, dense, points_in_box, pooled, seeded
+
+ACTIVATIONS = [nn.ReLU(), nn.LeakyReLU(0.2), nn.Tanh(), nn.Sigmoid()]
+CURVES = {nn.ReLU: "relu", nn.LeakyReLU: "leaky_relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
+INPUT = torch.rand(1, 2, 4, 4, generator=torch.Generator().manual_seed(5))
+
+
+def ends():
+    """Return pairs of ends in all sign cases, from equal and nearly equal ones to very far apart."""
+    values = torch.tensor(
+        [
+            -1e6,
+            -40.0,
+            -9.0,
+            -3.0,
+            -1.0,
+            -0.3,
+            -1e-3,
+            -1e-9,
+            -1e-30,
+            0.0,
+            1e-30,
+            1e-9,
+            1e-3,
+            0.2,
+            1.0,
+            2.5,
+            8.0,
+            50.0,
+            1e6,
+        ],
+        dtype=torch.float64,
+    )
+    drawn = torch.randn(3000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
+    near = torch.stack([drawn[:500, 0], drawn[:500, 0] + drawn[:500, 1].abs() * 1e-9], dim=1)
+    pairs = torch.cat([torch.cartesian_prod(values, values), drawn, near])
+    return pairs.sort(dim=1).values.unbind(1)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: type(a).__name__)
+def test_lines_are_below_and_above_the_curve(activation):
+    lower, upper = ends()
+    operation = Operation("activation", "", (0,), (1,), function=activation, curve=CURVES[type(activation)])
+    lines = lines_of(operation, lower, upper)
+    share = torch.linspace(0, 1, 2001, dtype=torch.float64)[:, None]
+    z = (lower + share * (upper - lower)).clamp(lower, upper)
+    curve, rounding = activation(z), 4e-16 * z.abs() + 4e-16
+    assert bool((lines.low_slope * z + lines.low <= curve + rounding).all())
+    assert bool((lines.high_slope * z + lines.high >= curve - rounding).all())
+    for slope in (lines.low_slope, lines.high_slope):
+        assert bool(((slope >= 0) & (slope <= 1)).all())
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS[2:], ids=lambda a: type(a).__name__)
+def test_lines_are_tight(activation):
+    """They touch the curve, and between near ends they are as close as the second derivative allows."""
+    lower, upper = ends()
+    keep = (upper - lower < 1) & (lower.abs() < 10)
+    lower, upper = lower[keep], upper[keep]
+    operation = Operation("activation", "", (0,), (1,), function=activation, curve=CURVES[type(activation)])
+    lines = lines_of(operation, lower, upper)
+    z = lower + torch.linspace(0, 1, 401, dtype=torch.float64)[:, None] * (upper - lower)
+    above, below = lines.high_slope * z + lines.high - activation(z), activation(z) - lines.low_slope * z - lines.low
+    assert float(above.amin(0).max()) < 1e-5
+    assert float(below.amin(0).max()) < 1e-5
+    assert bool((torch.maximum(above, below).amax(0) <= (upper - lower) ** 2 + 1e-12).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("make", [dense, pooled, Residual])
+def test_no_point_of_the_box_has_a_smaller_margin(make, activation, dtype):
+    network = seeded(make, activation, dtype=dtype)
+    for radius in (0.0, 1e-3, 0.05, 0.5):
+        points = points_in_box(INPUT, radius, 2000, torch.Generator().manual_seed(1)).to(dtype)
+        with torch.no_grad():
+            scores = network(points).double()
+        for y in range(3):
+            bounds = bounds_of(network, INPUT, radius, torch.tensor([y]), way="linear")[0]
+            least = (scores[:, y : y + 1] - scores).amin(0)
+            others = torch.arange(3) != y
+            assert bool((bounds <= least)[others].all())
+            if radius == 0.0:  # only rounding is lost, and pools
+                assert bool((bounds >= least - 1e-4)[others].all())
+
+
+def test_where_no_unit_changes_sign_the_bound_is_exact():
+    """Then the network is linear in the box, and the bound is its value at a corner; boxes lose more."""
+    network = seeded(dense, nn.ReLU(), dtype=torch.float64)
+    with torch.no_grad():
+        network[1].bias += torch.tensor([5.0, -5.0] * 4)
+        network[3].bias += torch.tensor([9.0, -9.0] * 3)
+    y = torch.tensor([0])
+    x = INPUT.double().requires_grad_()
+    for j in (1, 2):
+        scores = network(x)[0]
+        (gradient,) = torch.autograd.grad(scores[0] - scores[j], x)
+        exact = (scores[0] - scores[j]).item() - 0.1 * float(gradient.abs().sum())
+        assert float(bounds_of(network, INPUT, 0.1, y, way="linear")[0, j]) == pytest.approx(exact, abs=1e-9)
+        assert float(bounds_of(network, INPUT, 0.1, y)[0, j]) < exact - 0.01
+
+
+def test_a_margin_smaller_than_rounding_is_not_proven():
+    network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    with torch.no_grad():
+        network[2].weight[1] = network[2].weight[0]
+        network[2].bias.copy_(torch.tensor([1e-9, 0.0]))
+    x, y = torch.rand(1, 64), torch.tensor([0])
+    assert not bool((bounds_of(network, x, 0.0, y, way="linear") > 0).all())
+    assert bool((bounds_of(network.double(), x, 0.0, y, way="linear") > 0).all())
+
+
+def test_which_networks_have_linear_bounds():
+    for activation in ACTIVATIONS:
+        assert has_linear_bound(layer_graph(seeded(pooled, activation), (2, 4, 4)))
+    for activation in (nn.ELU(), nn.Softplus(), nn.LeakyReLU(1.5), nn.Hardtanh()):
+        assert not has_linear_bound(layer_graph(seeded(pooled, activation), (2, 4, 4)))
