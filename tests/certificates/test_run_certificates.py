@@ -85,8 +85,8 @@ def test_interrupted_work_goes_on_and_ends_the_same(folder, certified, monkeypat
     whole = (folder / CERTIFICATES).read_bytes()
     for name in (CERTIFICATES, RECORD):
         (folder / name).unlink()
-    monkeypatch.setattr("securesgd.certificates.run_certificates._FIRST_PART", 8)
-    monkeypatch.setattr("securesgd.certificates.run_certificates._LARGEST_PART", 8)
+    monkeypatch.setattr("securesgd.certificates.parts.FIRST_PART", 8)
+    monkeypatch.setattr("securesgd.certificates.parts.LARGEST_PART", 8)
 
     def stop(done, of):
         if done > 20:
