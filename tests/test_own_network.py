@@ -147,10 +147,10 @@ def test_data_in_memory_and_no_test_set(tmp_path):
     with pytest.raises(ss.InvalidInputError, match="data in memory"):
         run.attack(budget=0.1)
     run.attack((data.test_inputs, data.test_targets), "fgsm", budget=0.1, examples=4, draws=10)
-    with pytest.raises(ss.InvalidInputError, match="no certificates in linf to check"):
+    with pytest.raises(ss.InvalidInputError, match="no interval certificates to check"):
         run.check()
-    with pytest.raises(ss.InvalidInputError, match="nothing to certify"):
-        run.certify((data.test_inputs, data.test_targets))
+    with pytest.raises(ss.InvalidInputError, match="nothing to certify by smoothing"):
+        run.certify((data.test_inputs, data.test_targets), family="smoothing")
     loaded = ss.load_run(tmp_path / "run", network=net, dataset="digits")
     assert loaded.data.name == "digits"
     again = ss.train(net, (data.train_inputs, data.train_targets), out=tmp_path / "run", resume=True, **SMALL)

@@ -19,11 +19,14 @@ from torch.utils.data import Dataset
 
 from securesgd.attacks.evaluate import Evaluation, EvaluationSettings, evaluate_run
 from securesgd.attacks.falsify import check_run
+from securesgd.attacks.falsify_intervals import check_intervals
 from securesgd.attacks.objective import evaluation_mode
 from securesgd.attacks.settings import AttackFunction, attack_grid
 from securesgd.build import NetworkSource, build_trained_model, require_same_outputs, structure_digest
 from securesgd.certificates.certify import certify
+from securesgd.certificates.intervals import has_interval_bounds
 from securesgd.certificates.record import CertifySettings
+from securesgd.certificates.rules import INTERVAL, record_key
 from securesgd.certificates.run_certificates import RunCertificates, certify_run
 from securesgd.certificates.sensitivity import known_sensitivity
 from securesgd.certificates.stored_certificates import examples_digest
@@ -131,6 +134,7 @@ class Run:
         test_set: "Dataset[Any] | tuple[Tensor, Tensor] | None" = None,
         *,
         norms: str | Sequence[str] | None = None,
+        family: str | None = None,
         examples: int | None = None,
         settings: CertifySettings | None = None,
         at_radii: Sequence[float] | None = None,
@@ -141,17 +145,21 @@ class Run:
     ) -> RunCertificates:
         """Certify the first `examples` of the test set (None: all) and keep the certificates in the run folder.
 
-        Guarantee: that of `certificates.certify`, for a test set fixed beforehand (the noise has a seed).
-        Raises: InvalidInputError for a model without noise, or that is not the folder's any more, or settings other
-        than those of certificates there.
+        Guarantee: that of `certificates.certify`, by smoothing for a test set fixed beforehand (the noise has a seed).
+        Raises: InvalidInputError for a model without noise that has a layer without interval bounds, or that is not the
+        folder's any more, or settings other than those of certificates there.
 
+        `family` is smoothing or interval; None: smoothing for a noisy model and interval for others. A noisy model may
+        have both at once; its interval certificates are about its network without the noise.
         `at_radii` are the radii of the summaries; `rules` are import paths of certificate rules from outside. `changes`
         are settings of `CertifySettings`: draws, failure_prob, radius, tolerance, seed, …
         """
         self.require_own_model()
         inputs, targets = self._test_set(test_set)
-        chosen = [norms] if isinstance(norms, str) else list(norms or [self.config.robustness.norm])
-        settings = (settings or CertifySettings(seed=0)).with_changes(**{"norm": chosen[0]} | changes)
+        settings = (settings or CertifySettings(seed=0)).with_changes(**{} if family is None else {"family": family})
+        own_norm = "linf" if settings.for_model(self.model).family == INTERVAL else self.config.robustness.norm
+        chosen = [norms] if isinstance(norms, str) else list(norms or [own_norm])
+        settings = settings.with_changes(**{"norm": chosen[0]} | changes)
         certificates = certify_run(
             self.path, self.model, inputs, targets, chosen, settings,
             examples=examples, at_radii=at_radii, rules=rules, again=again, on_progress=on_progress,
@@ -198,34 +206,44 @@ class Run:
         test_set: "Dataset[Any] | tuple[Tensor, Tensor] | None" = None,
         *,
         norm: str | None = None,
+        family: str | None = None,
         examples: int | None = None,
         on_progress: Callable[[str, float], None] | None = None,
         **effort: Any,
     ) -> dict[str, Any]:
-        """Search the certified balls of one norm for a counter-example; write and return the result.
+        """Search the certified balls of a norm, or of the interval family, for a counter-example; return the result.
 
         `examples` are the first ones that have certificates; None: all of them. `effort` is restarts, steps,
-        eot, seed, failure_prob.
-        Raises: InvalidInputError if there are no certificates in `norm`, or they are about another test set.
+        eot, seed, failure_prob; for intervals, which have no noise, restarts, steps and seed.
+        Raises: InvalidInputError if there are no such certificates, or they are about another test set.
         """
         for name in effort:
             if name not in _EFFORT:
                 raise InvalidInputError(f"unknown setting {name!r} of a check: {nearest(name, _EFFORT)}")
         self.require_own_model()
-        norm = norm or self.config.robustness.norm
+        settings = CertifySettings(family=family).for_model(self.model)
+        key = INTERVAL if settings.family == INTERVAL else norm or self.config.robustness.norm
         path = self.path / names.CERTIFICATE_RECORD
         records = read_json(path) if path.exists() else {}
-        if not isinstance(self.model, NoisyNetwork) or norm not in records:
-            raise InvalidInputError(f"{self.path} has no certificates in {norm} to check; certify it first")
+        if key not in records:
+            what = "interval certificates" if key == INTERVAL else f"certificates in {key}"
+            raise InvalidInputError(f"{self.path} has no {what} to check; certify it first")
         inputs, targets = self._test_set(test_set)
-        if records[norm]["data"] != examples_digest(inputs, targets):
-            raise InvalidInputError(f"the {norm} certificates of {self.path} are about another test set; give that one")
-        rows = [row for row in read_rows(self.path / names.CERTIFICATES) if row["norm"] == norm]
+        if records[key]["data"] != examples_digest(inputs, targets):
+            raise InvalidInputError(f"the {key} certificates of {self.path} are about another test set; give that one")
+        rows = [row for row in read_rows(self.path / names.CERTIFICATES) if record_key(row) == key]
         rows = rows if examples is None else [row for row in rows if row["index"] < examples]
-        bound = known_sensitivity(self.model, norm, self.path / names.SENSITIVITY)
+        if key == INTERVAL:
+            return check_intervals(
+                self.path, self.model, inputs, rows, records[key]["settings"], on_progress=on_progress,
+                **{name: value for name, value in effort.items() if name in ("restarts", "steps", "seed")},
+            )  # fmt: skip
+        if not isinstance(self.model, NoisyNetwork):
+            raise InvalidInputError(f"{self.path} has a model without noise, so no certificates in {key} to check")
+        bound = known_sensitivity(self.model, key, self.path / names.SENSITIVITY)
         return check_run(
             self.path, self.model, inputs, rows,
-            certificate_failure_prob=records[norm]["settings"]["failure_prob"], direction=bound.direction,
+            certificate_failure_prob=records[key]["settings"]["failure_prob"], direction=bound.direction,
             on_progress=on_progress, **effort,
         )  # fmt: skip
 
@@ -233,8 +251,8 @@ class Run:
         """Return the class of one input, or of each of a batch, with its proven radius.
 
         Guarantee: that of `certificates.certify`, with fresh noise: inputs may come from anybody. A model without noise
-        predicts without a radius.
-        `changes` are settings of `CertifySettings`, such as draws (1,000 if not given), norm, radius.
+        predicts with the radius that interval bounds prove in linf; with radius 0 if one of its layers has none.
+        `changes` are settings of `CertifySettings`, such as draws (1,000 if not given), norm, radius, family.
         Raises: InvalidInputError for inputs that do not fit, are not finite or out of range, or a seed.
         """
         if changes.get("seed") is not None:
@@ -248,9 +266,10 @@ class Run:
         shape = tuple(self.record["input_shape"])
         batch = inputs[None] if tuple(inputs.shape) == shape else inputs
         class_names = self.record["class_names"]
-        if isinstance(self.model, NoisyNetwork):
-            norm: Any = self.config.robustness.norm
-            settings = CertifySettings(norm=norm, draws=1_000).with_changes(**changes)
+        settings = CertifySettings(draws=1_000).with_changes(**changes).for_model(self.model)
+        if settings.family != INTERVAL and "norm" not in changes:
+            settings = replace(settings, norm=self.config.robustness.norm)
+        if settings.family != INTERVAL or has_interval_bounds(self.model, shape):
             certificates = certify(self.model, batch, settings)
             labels = [
                 None if no else int(c) for c, no in zip(certificates.prediction, certificates.abstained, strict=True)

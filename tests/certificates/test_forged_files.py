@@ -207,8 +207,8 @@ def test_a_stop_at_any_write_of_a_replacement_leaves_rows_of_one_setting(made, t
         whole = Path(shutil.copytree(base, tmp_path / f"whole-{name}"))
         certify_examples(whole, settings, again=True, examples=8)
         expected[name] = (whole / CERTIFICATES).read_bytes()
-    monkeypatch.setattr("securesgd.certificates.run_certificates._FIRST_PART", 4)
-    monkeypatch.setattr("securesgd.certificates.run_certificates._LARGEST_PART", 4)
+    monkeypatch.setattr("securesgd.certificates.parts.FIRST_PART", 4)
+    monkeypatch.setattr("securesgd.certificates.parts.LARGEST_PART", 4)
     rename, stops = Path.replace, 0
     for stop_at in range(1, 40):
         folder = Path(shutil.copytree(base, tmp_path / f"stopped-{stop_at}"))
@@ -245,15 +245,15 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torch
-import securesgd.certificates.run_certificates as run
+import securesgd.certificates.parts as parts
+import securesgd.certificates.stored_certificates as stored
 from tests.certificates.test_forged_files import OTHERS, certify_examples
 torch.set_num_threads(1)
-run._FIRST_PART = run._LARGEST_PART = 4
-write_json = run.write_json
+parts.FIRST_PART = parts.LARGEST_PART = 4
 def slow(path, record):
     print("between", flush=True)
     import time; time.sleep(30)
-run.write_json = slow
+stored.write_json = slow
 certify_examples(Path(sys.argv[2]), OTHERS, again=True)
 """
 

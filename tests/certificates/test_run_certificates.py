@@ -85,8 +85,8 @@ def test_interrupted_work_goes_on_and_ends_the_same(folder, certified, monkeypat
     whole = (folder / CERTIFICATES).read_bytes()
     for name in (CERTIFICATES, RECORD):
         (folder / name).unlink()
-    monkeypatch.setattr("securesgd.certificates.run_certificates._FIRST_PART", 8)
-    monkeypatch.setattr("securesgd.certificates.run_certificates._LARGEST_PART", 8)
+    monkeypatch.setattr("securesgd.certificates.parts.FIRST_PART", 8)
+    monkeypatch.setattr("securesgd.certificates.parts.LARGEST_PART", 8)
 
     def stop(done, of):
         if done > 20:
@@ -214,7 +214,7 @@ def test_command_in_two_processes_writes_what_one_writes(folder, tmp_path):
 def test_runs_that_cannot_be_certified(tmp_path):
     plain = tmp_path / "plain"
     train_run(run_config("digits", "dpsgd", steps=3, batch_size=100, accountant="rdp", noise_seed=1), plain)
-    refused = run_here("certify", str(plain))
+    refused = run_here("certify", str(plain), "--family", "smoothing")
     assert refused.returncode == 2
     assert "without noise in the first layer" in refused.stderr
     (plain / "model.json").unlink()

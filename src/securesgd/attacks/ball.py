@@ -25,6 +25,8 @@ class Ball:
     """One per example, shape [n]."""
     norm: str = "linf"
     box: tuple[float, float] | None = PIXELS
+    widths: Tensor | None = None
+    """For linf: how far each number may be off at radius 1, in the shape of the centre; None: all alike."""
 
     def __post_init__(self) -> None:
         if self.norm not in NORMS:
@@ -37,7 +39,8 @@ class Ball:
 
     def take(self, rows: Tensor) -> "Ball":
         """Return the balls of some of the examples."""
-        return Ball(centre=self.centre[rows], radius=self.radius[rows], norm=self.norm, box=self.box)
+        widths = None if self.widths is None else self.widths[rows]
+        return Ball(centre=self.centre[rows], radius=self.radius[rows], norm=self.norm, box=self.box, widths=widths)
 
     def project(self, x: Tensor) -> Tensor:
         """Return the points moved into the ball and the box.
@@ -46,7 +49,7 @@ class Ball:
         the box never makes a change longer.
         """
         change = x - self.centre
-        limit = per_image(self.radius, x)
+        limit = self._reach(self.radius)
         if self.norm == "linf":
             change = torch.minimum(torch.maximum(change, -limit), limit)
         else:
@@ -64,7 +67,7 @@ class Ball:
             flat = gradient.flatten(1)
             best = flat.abs().argmax(1, keepdim=True)
             direction = torch.zeros_like(flat).scatter(1, best, flat.gather(1, best).sign()).reshape(gradient.shape)
-        return direction * per_image(self.radius * length, gradient)
+        return direction * self._reach(self.radius * length)
 
     def random(self, generator: torch.Generator) -> Tensor:
         """Return random points of the balls: uniform for linf and l2, of random size and direction for l1."""
@@ -76,7 +79,12 @@ class Ball:
             direction = direction / per_image(sizes(direction, self.norm), direction).to(direction)
             share = torch.rand(len(like), generator=generator, dtype=like.dtype)
             direction = direction * per_image(share ** (1 / direction[0].numel()), direction)
-        return self.project(like + direction.to(like.device) * per_image(self.radius, like))
+        return self.project(like + direction.to(like.device) * self._reach(self.radius))
+
+    def _reach(self, radius: Tensor) -> Tensor:
+        """Return how far each number may be off at these radii, shaped to multiply images."""
+        reach = per_image(radius, self.centre)
+        return reach if self.widths is None else reach * self.widths
 
 
 def sizes(change: Tensor, norm: str) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from securesgd.attacks.ball import PIXELS
 from securesgd.attacks.cells import Cells
 from securesgd.attacks.harness import Certifier, attack_examples, clean_votes
 from securesgd.attacks.objective import evaluation_mode
@@ -26,7 +27,9 @@ from securesgd.attacks.robust_accuracy import attack_summary
 from securesgd.attacks.sanity_checks import SanityWarning, check_rows, probe_attack
 from securesgd.attacks.settings import AttackSettings
 from securesgd.certificates.certify import certify
+from securesgd.certificates.intervals import has_interval_bounds
 from securesgd.certificates.record import MAX_DRAWS, CertifySettings
+from securesgd.certificates.rules import INTERVAL
 from securesgd.certificates.run_certificates import SENSITIVITIES
 from securesgd.certificates.sensitivity import fingerprint, known_sensitivity
 from securesgd.certificates.stored_certificates import examples_digest
@@ -36,6 +39,7 @@ from securesgd.validate import validate_count
 
 PART = 100
 """Examples between two writes."""
+_TOLERANCE = 1e-3  # of interval radii beside an attack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,7 @@ class EvaluationSettings:
     draws: int = 1000
     """Votes per image; a model without noise votes once."""
     certify_draws: int = 1000
-    """Draws of each certificate; 0 for none."""
+    """Draws of each certificate; 0 for none. Interval certificates of a model without noise draw nothing."""
     failure_prob: float = 0.001
     """Of each certificate, and of the verdict that one is contradicted."""
 
@@ -132,7 +136,7 @@ def evaluate_run(
                     entry["probes"] = [warning.json() for warning in probe_attack(model, inputs, targets, attack)]
             cells.entries[name]["summary"] = attack_summary(
                 cells.cell_rows(name, len(inputs)), classes=outputs, failure_prob=settings.failure_prob,
-                certificate_failure_prob=settings.failure_prob,
+                certificate_failure_prob=settings.failure_prob if isinstance(model, NoisyNetwork) else 0.0,
             )  # fmt: skip
         warnings = _collect_warnings(cells)
         cells.warnings = [warning.json() for warning in warnings]
@@ -195,14 +199,18 @@ class _Measurement:
 def make_certifier(
     model: nn.Module, norm: str, seed: int, settings: EvaluationSettings, sensitivities: Path
 ) -> Certifier | None:
-    """Return a function that certifies images in `norm`, or None for a model without noise or without draws for it.
+    """Return a function that certifies images in `norm`, or None without draws for it.
 
-    Certificates of clean images are kept from cell to cell; those of attacked images have noise of their own.
+    A model without noise is certified by intervals, in linf: a change of l2 size μ is one of linf size at most μ, so
+    its radii hold in every norm. None if one of its layers has no interval bounds. Certificates of clean images are
+    kept from cell to cell; those of attacked images have noise of their own.
     """
-    if not isinstance(model, NoisyNetwork) or settings.certify_draws == 0:
+    if settings.certify_draws == 0:
         return None
-    bound = known_sensitivity(model, norm, sensitivities)
     known: dict[bytes, dict[str, NDArray[Any]]] = {}
+    if not isinstance(model, NoisyNetwork):
+        return _interval_certifier(model, known)
+    bound = known_sensitivity(model, norm, sensitivities)
 
     def certifier(images: Tensor, indices: NDArray[np.int64], place: str) -> dict[str, NDArray[Any]]:
         key = indices.tobytes()
@@ -220,6 +228,27 @@ def make_certifier(
             "tight": np.where(certificates.abstained, 0.0, certificates.radius["tight"]),
             "as-published": certificates.radius["as-published"],
         }
+        if place == "clean":
+            known[key] = result
+        return result
+
+    return certifier
+
+
+def _interval_certifier(model: nn.Module, known: dict[bytes, dict[str, NDArray[Any]]]) -> Certifier:
+    """Return a function that certifies images by intervals; nothing, if a layer of the model has none."""
+    def certifier(images: Tensor, indices: NDArray[np.int64], place: str) -> dict[str, NDArray[Any]]:
+        key = indices.tobytes()
+        if place == "clean" and key in known:
+            return known[key]
+        if not has_interval_bounds(model, tuple(images.shape[1:])):
+            return {}
+        in_range = bool(((images >= PIXELS[0]) & (images <= PIXELS[1])).all())
+        settings = CertifySettings(
+            family=INTERVAL, tolerance=_TOLERANCE, input_range=PIXELS if in_range else None
+        )  # without a range a certificate says more
+        certificates = certify(model, images, settings, indices=indices)
+        result = {"prediction": certificates.prediction, "tight": certificates.radius["tight"]}
         if place == "clean":
             known[key] = result
         return result

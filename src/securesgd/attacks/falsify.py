@@ -6,7 +6,7 @@ means that the certificate is wrong, or is one of the few that its failure proba
 none was found.
 """
 
-__all__ = ["Falsification", "check_run", "falsify_certificates"]
+__all__ = ["Falsification", "check_run", "climb_from_starts", "falsify_certificates", "shrunk"]
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -111,12 +111,12 @@ def falsify_certificates(
     rows = searched.nonzero()[0]
     if len(rows):
         ball = Ball(
-            centre=inputs[rows], radius=_shrink(radius[rows], norm, inputs[0].numel()).to(inputs), norm=norm, box=None
+            centre=inputs[rows], radius=shrunk(radius[rows], norm, inputs[0].numel()).to(inputs), norm=norm, box=None
         )
         settings = AttackSettings(attack="apgd-ce", budget=1.0, steps=steps, restarts=1, adaptive=True, eot=eot)
         with evaluation_mode(model):
             objective = Objective(model, "smoothed", eot, seeded_generator(seed, "ball search"))
-            best_points = _climb_from_starts(
+            best_points = climb_from_starts(
                 objective, ball, labels[rows], settings, restarts, seed, direction, on_progress
             )
             values = objective.confirm(best_points.points, labels[rows])
@@ -139,13 +139,13 @@ def falsify_certificates(
     )
 
 
-def _shrink(radius: Array, norm: str, size: int) -> Tensor:
+def shrunk(radius: Array, norm: str, size: int) -> Tensor:
     """Return slightly smaller radii, so that rounding of pixels does not carry a point out of its ball."""
     rounding = _ROUNDING * {"linf": 1.0, "l2": size**0.5}.get(norm, float(size))
     return torch.from_numpy(np.maximum(radius * (1 - 1e-6) - rounding, 0))
 
 
-def _climb_from_starts(
+def climb_from_starts(
     objective: Objective,
     ball: Ball,
     labels: Tensor,

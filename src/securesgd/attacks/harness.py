@@ -25,7 +25,9 @@ from securesgd.runtime.randomness import seeded_generator
 from securesgd.validate import validate_count
 
 Certifier = Callable[[Tensor, NDArray[np.int64], str], dict[str, NDArray[Any]]]
-"""(images, indices, "clean" or "attacked") to `prediction`, `tight` and `as-published` radii, an entry per image."""
+"""(images, indices, "clean" or "attacked") to `prediction`, `tight` and `as-published` radii, an entry per image.
+
+Interval certificates have no `as-published`; an empty result is a model that cannot be certified."""
 _ROUNDING = 1e-6  # what single precision may add to a change or a pixel
 
 
@@ -168,8 +170,10 @@ def _radii(
 
     0 where the certificate is about another class than the votes.
     """
-    if certifier is None:
-        return np.full((len(images), 2), np.nan)
-    certificates = certifier(images, indices, place)
-    agrees = certificates["prediction"] == votes.argmax(1).numpy()
-    return np.stack([np.where(agrees, certificates[rule], 0.0) for rule in ("tight", "as-published")], axis=1)
+    radii = np.full((len(images), 2), np.nan)
+    certificates = {} if certifier is None else certifier(images, indices, place)
+    for column, rule in enumerate(("tight", "as-published")):
+        if rule in certificates:
+            agrees = certificates["prediction"] == votes.argmax(1).numpy()
+            radii[:, column] = np.where(agrees, certificates[rule], 0.0)
+    return radii

@@ -36,7 +36,8 @@ def attack_summary(
     """Return accuracies with 95 % Wilson intervals, and whether the sandwich holds, for the rows of one attack.
 
     Guarantee: if no certified image is really wrong under the attack, `contradictions` names one with probability at
-    most `failure_prob`, besides those whose certificate failed, of which chance explains `allowed`.
+    most `failure_prob`, besides those whose certificate failed, of which chance explains `allowed`: none of interval
+    certificates, whose failure probability is 0.
     """
     if not rows:
         raise InvalidInputError("there are no rows to summarise")
@@ -64,7 +65,8 @@ def attack_summary(
     if certified is not None:
         broken = certified & settled_wrong(rows, "", alpha)
         contradictions = [int(row["index"]) for row, bad in zip(rows, broken, strict=True) if bad]
-        allowed = allowed_failures(int(certified.sum()), certificate_failure_prob)
+        if certificate_failure_prob > 0:
+            allowed = allowed_failures(int(certified.sum()), certificate_failure_prob)
     summary["sandwich"] = {
         "holds": len(contradictions) <= allowed and float(attacked.mean() - clean.mean()) <= undecided + 1e-12,
         "contradictions": contradictions,

@@ -1,5 +1,7 @@
 """Verified testing (Algorithm 1, lines 17–22): the certificates of many inputs at once.
 
+A noisy network is certified by votes (below), any other by interval bounds (`intervals.py`); both give the same record.
+
 For each example: choose the class by the votes of the selection draws, count votes of other draws, bound the expected
 scores by them, and divide the whitened radius that follows by Δ, the sensitivity of the noisy layer.
 """
@@ -12,14 +14,15 @@ from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import numpy as np
-import torch.distributed as dist
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 from torch import Tensor, nn
 
 from securesgd.certificates.bounds import fixed_bounds, running_bounds, select_class
+from securesgd.certificates.intervals import certify_by_intervals
+from securesgd.certificates.parts import gather
 from securesgd.certificates.record import Certificates, CertifySettings
-from securesgd.certificates.rules import certificate_rules
+from securesgd.certificates.rules import INTERVAL, certificate_rules
 from securesgd.certificates.sampling import SampledBounds, StoppingRule, count_votes
 from securesgd.certificates.sensitivity import model_sensitivity, published_whitened_sensitivity
 from securesgd.certificates.validate import require_same_function, validate_indices, validate_model
@@ -69,9 +72,15 @@ def certify(
     Reference: Cohen et al. 2019, algorithm CERTIFY; docs/certificates.md for noise that differs between units.
 
     `indices` are the examples' places in their data set, 0, 1, … if not given; they choose the noise. `rules` are
-    import paths of certificate rules from outside, computed besides those of `CERTIFICATE_RULES`.
+    import paths of certificate rules from outside, computed besides those of `CERTIFICATE_RULES`; intervals have none.
     """
-    settings, all_rules = settings or CertifySettings(), certificate_rules(rules)
+    settings = (settings or CertifySettings()).for_model(model)
+    if settings.family == INTERVAL:
+        _require_no_rules(rules)
+        return certify_by_intervals(
+            model, inputs, settings, validate_indices(indices, len(inputs)), _count_examples(len(inputs), on_progress)
+        )
+    all_rules = certificate_rules(rules)
     noisy, network = validate_model(model, inputs, settings.input_range)
     places = validate_indices(indices, len(inputs))
     delta = model_sensitivity(noisy, settings.norm, sensitivity)
@@ -93,7 +102,7 @@ def certify(
             for chunk, taken in zip(chunks, rounding, strict=True)
         ]  # fmt: skip
 
-    rounding, prediction, bounds = _join(_gather(processes.together(bound_own_share), processes))
+    rounding, prediction, bounds = _join(gather(processes.together(bound_own_share), processes))
     published = published_whitened_sensitivity(noisy, delta)
     # The whitened radius by each rule over Δ, for all examples at once: so no bit depends on the chunks.
     radius = radii_by_rule(bounds.p_lower, bounds.q_upper, delta.upper, published, rounding, all_rules)
@@ -150,15 +159,6 @@ class _ChunkBounds:
 def _split_into_chunks(examples: NDArray[np.int64], network: SplitNetwork) -> list[NDArray[np.int64]]:
     size = max(1, min(_CHUNK, _CHUNK_BYTES // (math.prod(network.shape) * network.dtype.itemsize)))
     return [examples[start : start + size] for start in range(0, len(examples), size)]
-
-
-def _gather(own: list[_ChunkBounds], processes: Processes) -> list[_ChunkBounds]:
-    """Return the chunks of all processes."""
-    if processes.count == 1:
-        return own
-    gathered: list[Any] = [None] * processes.count
-    dist.all_gather_object(gathered, own)
-    return [chunk for chunks in gathered for chunk in chunks]
 
 
 def _join(chunks: list[_ChunkBounds]) -> tuple[Array, NDArray[np.int64], SampledBounds]:
@@ -219,6 +219,18 @@ def _require_enough_draws(settings: CertifySettings, delta: Sensitivity) -> None
         f"{settings.draws:,} draws cannot prove {what} with failure_prob {settings.failure_prob:g}, even if all agree; "
         f"{enough}"
     )
+
+
+def _require_no_rules(rules: Sequence[str]) -> None:
+    if rules:
+        raise InvalidInputError(f"the rule {rules[0]!r} is about votes; interval certificates have none")
+
+
+def _count_examples(of: int, on_progress: Callable[[CertifyProgress], None] | None) -> Callable[[int], None] | None:
+    """Return a function of the number of examples that are done, which reports them as progress without draws."""
+    if on_progress is None:
+        return None
+    return lambda done: on_progress(CertifyProgress(examples=done, of=of, draws=0))
 
 
 class _ProgressReporter:

@@ -1,6 +1,6 @@
 """Stored certificates are not believed: what a row may state, given its own bounds and the record of its norm."""
 
-__all__ = ["record_digest", "require_true_radii"]
+__all__ = ["record_digest", "require_true_intervals", "require_true_radii"]
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from securesgd.certificates.rules import radius_rules, recorded_rules
+from securesgd.certificates.rules import INTERVAL_RULES, radius_rules, recorded_rules
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.theory.certificates import BUILT_IN_RULES, CERTIFICATE_RULES, radii_by_rule
 from securesgd.validate import Array
@@ -71,6 +71,45 @@ def require_true_radii(rows: Sequence[dict[str, Any]], record: dict[str, Any], t
             raise DamagedFileError(
                 f"{_place(table, row)}: the answer is yes, but its bounds do not prove it; the row was changed"
             )
+
+
+def require_true_intervals(rows: Sequence[dict[str, Any]], record: dict[str, Any], table: str) -> None:
+    """Pass if the rows of the interval family agree with themselves and with their record.
+
+    Guarantee: no example occurs twice, radii are by the rules of the family, `tight` is the larger of the two others,
+    nothing abstains or has draws, and an answer is that of the radius. Whether a radius is proven takes the network:
+    `certify` proves each of them anew before it adds rows.
+    Raises: DamagedFileError naming the table, the row and what it should state.
+    """
+    recorded_rules(record)
+    if len({row["index"] for row in rows}) < len(rows):
+        raise DamagedFileError(f"{table} has an example twice in the interval family: it was changed")
+    target, norm = record["settings"]["radius"], "linf" if record["settings"]["box"] is None else "box"
+    for row in rows:
+        place = f"{table}, example {row['index']:.0f} by intervals"
+        if set(radius_rules(row)) != set(INTERVAL_RULES) or row["norm"] != norm:
+            raise DamagedFileError(f"{place}: its norm or its rules are not those of its record; the row was changed")
+        tight, by_boxes, by_lines = (row[f"radius_{rule}"] for rule in INTERVAL_RULES)
+        if not all(isinstance(radius, float) and 0 <= radius < np.inf for radius in (tight, by_boxes, by_lines)):
+            raise DamagedFileError(f"{place}: a radius is not a number >= 0; the row was changed")
+        larger = max(by_boxes, by_lines)
+        if tight != larger:
+            raise DamagedFileError(
+                f"{place}: radius_tight is {tight:g}, but its bounds give {larger:g}; the row was changed"
+            )
+        if row["abstained"] or row["draws"] or (row["answer"] or "") not in _fitting_answers(target, tight):
+            raise DamagedFileError(
+                f"{place}: abstained, draws or answer do not agree with its radius; the row was changed"
+            )
+
+
+def _fitting_answers(target: float | None, tight: float) -> tuple[str, ...]:
+    """Return what may be answered to "is a radius of at least `target` proven?" by a row with this radius."""
+    if target is None:
+        return ("",)
+    if target == 0:  # a proof of the class alone is a yes that no radius shows
+        return ("yes", "no")
+    return ("yes",) if tight >= target else ("no",)
 
 
 def _column(rows: Sequence[dict[str, Any]], name: str) -> Array:

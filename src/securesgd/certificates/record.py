@@ -1,6 +1,6 @@
 """The settings of a certification, and the certificates that it returns."""
 
-__all__ = ["FRESH", "MAX_DRAWS", "OTHERS", "SCORES", "SEEDED", "Certificates", "CertifySettings"]
+__all__ = ["BOUNDS", "FRESH", "MAX_DRAWS", "NO_NOISE", "OTHERS", "SCORES", "SEEDED", "Certificates", "CertifySettings"]
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
@@ -8,8 +8,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
-from securesgd.certificates.rules import certificate_rules
+from securesgd.certificates.box import require_box
+from securesgd.certificates.rules import FAMILIES, INTERVAL, SMOOTHING, certificate_rules
 from securesgd.certificates.sensitivity import model_sensitivity, published_whitened_sensitivity
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.models.noisy import NoisyNetwork
@@ -21,19 +23,27 @@ from securesgd.validate import Array, validate_count
 Others = Literal["auto", "rest", "each"]
 OTHERS: tuple[str, ...] = get_args(Others)
 SCORES: tuple[str, ...] = get_args(Scores)
+BOUNDS = ("best", "interval")
 FRESH, SEEDED = "fresh; for any input", "seeded; for a test set fixed beforehand"
+NO_NOISE = "none; for any input"
 MAX_DRAWS = 10**7
 """Per example. The provable radius grows as the root of the logarithm of the draws: more would hardly show."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CertifySettings:
-    """How much to draw, how sure to be, and when to stop.
+    """What to prove, how much to draw, how sure to be, and when to stop.
 
     By default every example gets all `draws`. With `radius` drawing stops as soon as it is known whether that radius is
     proven; with `tolerance`, as soon as the radius is known to within that. Both are in the units of the input.
+
+    Interval certificates take norm (linf), radius, tolerance (1e-4 if None), input_range, bounds and box. They draw
+    nothing and cannot fail, so draws, failure_prob and the like mean nothing for them.
     """
 
+    family: str | None = None
+    """`smoothing` by votes of a noisy network, `interval` by bounds of a network without noise; None: by the model. For
+    a noisy network, `interval` is about the network without its noise."""
     norm: str = "linf"
     draws: int = 10_000
     """The most draws counted per example, besides the selection draws."""
@@ -52,7 +62,13 @@ class CertifySettings:
     """How the other classes are bounded: together by 1 − p (`rest`, as Cohen et al. 2019), each by its own count
     (`each`), or whichever the selection draws say gives the larger radius (`auto`)."""
     input_range: tuple[float, float] | None = (0.0, 1.0)
-    """Inputs outside are refused: radii are in the units of the input, and 0..255 is a common mistake. None: any."""
+    """Inputs outside are refused: radii are in the units of the input, and 0..255 is a common mistake. None: any. An
+    interval certificate speaks of changes that stay inside."""
+    bounds: str = "best"
+    """Of intervals: the better of boxes and linear bounds (`best`), or boxes alone (`interval`), which are faster."""
+    box: tuple[str, ...] | None = None
+    """Of intervals, for tables: how far each column may be off, as "5", "10%" of its value, or "0". A radius is then a
+    share of this box: 1 is all of it."""
 
     def with_changes(self, **changes: Any) -> "CertifySettings":
         """Return these settings with some of them changed. Raises: InvalidInputError for a name that is not one."""
@@ -63,7 +79,9 @@ class CertifySettings:
         return replace(self, **changes)
 
     def __post_init__(self) -> None:
-        for name, valid in (("norm", NORMS), ("scores", SCORES), ("others", OTHERS)):
+        if self.family is not None and self.family not in FAMILIES:
+            raise InvalidInputError(f"unknown family {self.family!r}: {nearest(str(self.family), FAMILIES)}")
+        for name, valid in (("norm", NORMS), ("scores", SCORES), ("others", OTHERS), ("bounds", BOUNDS)):
             value = getattr(self, name)
             if value not in valid:
                 raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
@@ -81,6 +99,26 @@ class CertifySettings:
             raise InvalidInputError(
                 f"radius is {self.radius:g} and tolerance {self.tolerance:g}; give one of them, not both"
             )
+        if self.family == INTERVAL and self.norm != "linf":
+            raise InvalidInputError(f"norm is {self.norm!r}; valid for interval certificates: linf")
+        if self.box is not None:
+            if self.family == SMOOTHING:
+                raise InvalidInputError("a box is of interval certificates; give family interval, or no box")
+            require_box(self.box)
+
+    def for_model(self, model: nn.Module) -> "CertifySettings":
+        """Return these settings with a family: the given one, else smoothing for a noisy network, interval for others.
+
+        Raises: InvalidInputError if the settings do not fit the family.
+        """
+        if self.family is not None:
+            return self
+        return replace(self, family=SMOOTHING if isinstance(model, NoisyNetwork) else INTERVAL)
+
+    @property
+    def row_norm(self) -> str:
+        """The column `norm` of the rows: what a radius measures, the norm or shares of a `box`."""
+        return self.norm if self.box is None else "box"
 
     @property
     def adaptive(self) -> bool:
@@ -90,13 +128,20 @@ class CertifySettings:
     @property
     def noise(self) -> str:
         """Where the draws come from, and for which inputs they are evidence."""
-        return FRESH if self.seed is None else SEEDED
+        return NO_NOISE if self.family == INTERVAL else FRESH if self.seed is None else SEEDED
 
     def json(self) -> dict[str, Any]:
-        """Return the settings as JSON holds them."""
+        """Return the settings that mean something for the family, as JSON holds them."""
         values = asdict(self)
         values["input_range"] = None if self.input_range is None else list(self.input_range)
-        return values
+        values["box"] = None if self.box is None else list(self.box)
+        if self.family == INTERVAL:
+            return {name: values[name] for name in _OF_INTERVALS}
+        return {name: value for name, value in values.items() if name not in _ONLY_OF_INTERVALS}
+
+
+_ONLY_OF_INTERVALS = ("family", "bounds", "box")  # smoothing is not named, so that records of earlier versions agree
+_OF_INTERVALS = ("family", "norm", "radius", "tolerance", "input_range", "bounds", "box")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,11 +151,15 @@ class Certificates:
     Guarantee: for each example, with probability >= 1 − settings.failure_prob over the draws: if it is not abstained,
     `prediction` is the class of the smoothed classifier, and no change of the input of size below `radius` (in
     settings.norm; by a rule whose row in `CERTIFICATE_RULES` says that it is a guarantee) makes it another one.
+    Interval certificates (family `interval`) hold for certain: `prediction` is the class of the network without noise,
+    and no change of at most `radius` inside settings.input_range makes it another one, in the precision of the weights
+    and in whatever order sums are computed. They draw nothing and never abstain: draws are 0, p_lower 1, q_upper 0,
+    rounding 0 (it is inside the bounds), and there is no sensitivity.
     """
 
     settings: CertifySettings
-    sensitivity: Sensitivity
-    published_sensitivity: float
+    sensitivity: Sensitivity | None = None
+    published_sensitivity: float | None = None
     """The paper's own Δ, which only the rule `as-published` uses."""
     index: NDArray[np.int64]
     prediction: NDArray[np.int64]
@@ -119,20 +168,27 @@ class Certificates:
     """The draws do not prove that the prediction is the smoothed classifier's class."""
     answer: NDArray[Any]
     """To "is a radius of at least settings.radius proven?": yes; no, and by no number of draws (with the way the other
-    classes are bounded); or open. Empty without settings.radius."""
+    classes are bounded); or open. Of intervals: yes, or no, these bounds do not prove it. Empty without
+    settings.radius."""
     draws: NDArray[np.int64]
     """Counted draws, besides settings.selection_draws."""
     p_lower: Array
     q_upper: Array
     rounding: Array
     """What the rounding of the layer may add to a move of it, in standard deviations; taken off before the radius."""
-    input_path: str
+    input_path: str = ""
     """`traced` if the whole path of the input to the noisy layer was seen, else why it was only compared at inputs."""
     radius: dict[str, Array]
-    """By rule; 0 where nothing is proven. Rules that prove anything are those whose row says `is_guarantee`."""
+    """By rule; 0 where nothing is proven. Rules that prove anything are those whose row says `is_guarantee`, and those
+    of intervals: `interval` by boxes, `linear` by linear bounds, `tight` the larger one."""
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def family(self) -> str:
+        """`smoothing` or `interval`."""
+        return self.settings.family or SMOOTHING
 
     @property
     def noise(self) -> str:
@@ -140,7 +196,12 @@ class Certificates:
         return self.settings.noise
 
     def in_norm(self, norm: str, model: NoisyNetwork, sensitivity: Sensitivity | None = None) -> "Certificates":
-        """Return the same certificates with radii in another norm: the votes are the same, only Δ differs."""
+        """Return the same certificates with radii in another norm: the votes are the same, only Δ differs.
+
+        Raises: InvalidInputError for interval certificates, which have no votes.
+        """
+        if self.family == INTERVAL:
+            raise InvalidInputError(f"interval certificates are in linf, not in {norm}")
         settings = replace(self.settings, norm=norm, radius=None, tolerance=None)
         bound = model_sensitivity(model, norm, sensitivity)
         published = published_whitened_sensitivity(model, bound)

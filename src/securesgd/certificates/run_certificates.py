@@ -1,14 +1,14 @@
 """Certify the test examples of a run and store the certificates in its folder while they are made.
 
 An example's certificate does not depend on the others, so an interrupted certification, or one that is wanted for more
-examples later, resumes where it stopped. Votes do not depend on the norm, so another norm by the same settings needs no
-draws at all, and neither does another rule.
+examples later, resumes where it stopped. Certificates by smoothing and by intervals are side by side in the same files.
+Votes do not depend on the norm, so another norm by the same settings needs no draws at all, and neither does another
+rule.
 """
 
 __all__ = ["CERTIFICATES", "RECORD", "SENSITIVITIES", "RunCertificates", "certify_run"]
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,11 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from securesgd.certificates.certify import CertifyProgress, certify
+from securesgd.certificates.certify import certify
+from securesgd.certificates.parts import in_parts
 from securesgd.certificates.recheck import record_digest
 from securesgd.certificates.record import CertifySettings
-from securesgd.certificates.rules import certificate_rules, radius_rules
-from securesgd.certificates.sensitivity import known_sensitivity, published_whitened_sensitivity
+from securesgd.certificates.rules import INTERVAL, certificate_rules, radius_rules, record_key
+from securesgd.certificates.run_intervals import certify_run_by_intervals
+from securesgd.certificates.sensitivity import published_whitened_sensitivity
 from securesgd.certificates.stored_certificates import (
     CERTIFICATES,
     RECORD,
@@ -31,23 +33,20 @@ from securesgd.certificates.stored_certificates import (
     Row,
     certificate_rows,
     new_record,
-    read_certificates,
     record_rules,
-    require_true_rows,
+    rows_of,
     stated_result,
+    write_certificates,
 )
+from securesgd.certificates.stored_proofs import read_proven_certificates
 from securesgd.certificates.summary import certified_summary
 from securesgd.certificates.votes import stream_number
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.runtime.processes import Processes
-from securesgd.runtime.run_folder import WEIGHTS, locked_folder
-from securesgd.runtime.storage import file_digest, write_json
-from securesgd.runtime.tables import write_rows
+from securesgd.runtime.run_folder import locked_folder
 from securesgd.theory import Sensitivity
 from securesgd.theory.certificates import CERTIFICATE_RULES, CertificateRule, radii_by_rule
-
-_FIRST_PART, _LARGEST_PART, _SECONDS = 32, 512, 20  # examples between two writes, and how far apart those should be
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +54,16 @@ class RunCertificates:
     """The certificates of a run, as its folder holds them after a certification."""
 
     records: dict[str, dict[str, Any]]
-    """By norm, of those that were certified: settings, proof of Δ, summary and guarantee, as in certificates.json."""
+    """By norm, or `interval`, of those that were certified: settings, summary and guarantee, as in the file."""
     summaries: dict[str, dict[str, Any]]
-    """By norm, of the examples that were wanted, at the radii that were wanted."""
+    """By norm, or `interval`, of the examples that were wanted, at the radii that were wanted."""
     rows: list[Row]
-    """Every row of certificates.csv, also in other norms."""
+    """Every row of certificates.csv, also in other norms and of the other family."""
     examples: int
 
     def rows_in(self, norm: str) -> list[Row]:
-        """Return the rows of the examples that were wanted, in one norm."""
-        return [row for row in self.rows if row["norm"] == norm and row["index"] < self.examples]
+        """Return the rows of the examples that were wanted, in one norm, or by `interval`."""
+        return [row for row in self.rows if record_key(row) == norm and row["index"] < self.examples]
 
     def __str__(self) -> str:
         return "\n".join(
@@ -105,88 +104,102 @@ def certify_run(
     import paths of certificate rules from outside; their radii are stored for all rows, and are without guarantee of
     this package. Radii by a rule of an earlier call that is not given now are kept, and are 0 in rows that are new.
     """
-    noisy, wanted, shown_radii = _validate(folder, model, inputs, norms, settings, examples, at_radii)
+    settings = settings.for_model(model)
+    wanted, shown_radii = _validate(inputs, norms, settings, examples, at_radii)
+    if settings.family == INTERVAL:
+        if rules:
+            raise InvalidInputError(f"the rule {rules[0]!r} is about votes; interval certificates have none")
+        certified, rows = certify_run_by_intervals(
+            folder, model, inputs, targets, settings, wanted, again=again, on_progress=on_progress
+        )
+    else:
+        certified, rows = _certify_run_by_votes(
+            folder, model, inputs, targets, norms, settings, wanted, rules=rules, again=again, on_progress=on_progress
+        )
+    result = RunCertificates(records=certified, summaries={}, rows=rows, examples=len(wanted))
+    return replace(result, summaries={key: certified_summary(result.rows_in(key), shown_radii) for key in certified})
+
+
+def _certify_run_by_votes(
+    folder: Path,
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    norms: Sequence[str],
+    settings: CertifySettings,
+    wanted: NDArray[np.int64],
+    *,
+    rules: Sequence[str],
+    again: bool,
+    on_progress: Callable[[float, int], None] | None,
+) -> tuple[dict[str, dict[str, Any]], list[Row]]:
+    """Return the records of the norms and all rows, after certifying the wanted examples by smoothing."""
+    noisy = _require_noise(folder, model)
     all_rules, processes = certificate_rules(rules), Processes()
     with ExitStack() as stack:
         processes.on_first(lambda: stack.enter_context(locked_folder(folder)))
         new_records = {norm: new_record(replace(settings, norm=norm), noisy, inputs, targets) for norm in norms}
-
-        def read_stored() -> tuple[dict[str, Sensitivity], dict[str, Any], list[Row], list[str]]:
-            records, rows, columns = read_certificates(folder, new_records, again)  # a refusal comes before the work
-            deltas = {
-                norm: known_sensitivity(noisy, norm, folder / SENSITIVITIES, again=again and norm in norms)
-                for norm in {**new_records, **records}
-            }
-            for norm, record in records.items():
-                require_true_rows(folder, _in_norm(rows, norm), record, deltas[norm], noisy, inputs, targets)
-            return deltas, records, rows, columns
-
-        deltas, records, stored, columns = processes.on_first(read_stored)
+        deltas, records, stored, columns = processes.on_first(  # a refusal comes before the work
+            lambda: read_proven_certificates(folder, new_records, noisy, inputs, targets, again)
+        )
+        by_intervals = rows_of(stored, INTERVAL)
+        stored = [row for row in stored if record_key(row) != INTERVAL]
         names = list(dict.fromkeys([*all_rules, *(radius_rules(stored[0]) if stored else ())]))
         stored += _from_other_norms(stored, records, new_records)
         rows = [
-            row for norm in deltas for row in _with_radii(_in_norm(stored, norm), names, all_rules, deltas[norm], noisy)
-        ]
+            row for norm in deltas for row in _with_radii(rows_of(stored, norm), names, all_rules, deltas[norm], noisy)
+        ] + by_intervals
         todo = _without_row(wanted, rows, norms)
         processes.on_first(lambda: record_rules(folder, names))
-        done, size = 0, _FIRST_PART * processes.count
 
         def save() -> dict[str, dict[str, Any]]:
-            rows.sort(key=lambda row: (row["norm"], row["index"]))
-            write_rows(folder / CERTIFICATES, rows, replaces=columns)
             for norm, record in {**records, **new_records}.items():
-                if _in_norm(rows, norm):
-                    records[norm] = stated_result(record, deltas[norm], noisy, _in_norm(rows, norm), names)
-                # All are about these weights: others were refused, or replaced.
-                records[norm]["model_file"] = file_digest(folder / WEIGHTS)
-            write_json(folder / RECORD, records)  # if this never happens, rows of another digest do not count
+                if norm != INTERVAL and rows_of(rows, norm):
+                    records[norm] = stated_result(record, deltas[norm], noisy, rows_of(rows, norm), names)
+            write_certificates(folder, rows, records, columns)
             return {norm: records[norm] for norm in norms}
 
-        while done < len(todo):
-            part, started = todo[done : done + size], time.perf_counter()
-
-            def report(progress: CertifyProgress, before: int = done, count: int = len(part)) -> None:
-                if on_progress is not None:
-                    on_progress(before + count * progress.examples / max(1, progress.of), len(todo))
-
+        def certify_part(part: NDArray[np.int64], report: Callable[[float], None]) -> None:
             certificates = certify(
-                noisy, inputs[part], replace(settings, norm=norms[0]),
-                indices=part, rules=rules, on_progress=report, sensitivity=deltas[norms[0]],
+                noisy, inputs[part], replace(settings, norm=norms[0]), indices=part, rules=rules,
+                on_progress=lambda progress: report(progress.examples / max(1, progress.of)),
+                sensitivity=deltas[norms[0]],
             )  # fmt: skip
             for norm in norms:
                 in_norm = certificates if norm == norms[0] else certificates.in_norm(norm, noisy, deltas[norm])
                 made = certificate_rows(in_norm, targets, record_digest(new_records[norm]))
-                existing = {row["index"] for row in _in_norm(rows, norm)}
-                rows += [
+                existing = {row["index"] for row in rows_of(rows, norm)}
+                rows.extend(
                     row
                     for row in _with_radii(made, names, all_rules, deltas[norm], noisy)
                     if row["index"] not in existing
-                ]
-            processes.on_first(save)
-            done += len(part)
-            # Whatever this clock says: all processes go by the first one's.
-            seconds = processes.on_first(lambda started=started: time.perf_counter() - started)  # type: ignore[misc]
-            size = int(np.clip(_SECONDS * len(part) / seconds, size, _LARGEST_PART * processes.count))
-        certified = processes.on_first(save)
-    result = RunCertificates(records=certified, summaries={}, rows=rows, examples=len(wanted))
-    return replace(result, summaries={norm: certified_summary(result.rows_in(norm), shown_radii) for norm in norms})
+                )
+
+        in_parts(todo, processes, certify_part, save, on_progress)
+        return processes.on_first(save), rows
+
+
+def _require_noise(folder: Path, model: nn.Module) -> NoisyNetwork:
+    if not isinstance(model, NoisyNetwork):
+        raise InvalidInputError(
+            f"{folder} has a {type(model).__name__} without noise in the first layer: there is nothing to certify by "
+            "smoothing; valid: family interval"
+        )
+    return model
 
 
 def _validate(
-    folder: Path,
-    model: nn.Module,
     inputs: Tensor,
     norms: Sequence[str],
     settings: CertifySettings,
     examples: int | None,
     at_radii: Sequence[float] | None,
-) -> tuple[NoisyNetwork, NDArray[np.int64], Sequence[float] | None]:
-    """Return the model, the indices of the wanted examples, and the radii of the summary (None: some of each norm)."""
-    if not isinstance(model, NoisyNetwork):
-        raise InvalidInputError(
-            f"{folder} has a {type(model).__name__} without noise in the first layer: there is nothing to certify"
-        )
-    if settings.seed is None:
+) -> tuple[NDArray[np.int64], Sequence[float] | None]:
+    """Return the indices of the wanted examples, and the radii of the summary (None: some of each norm)."""
+    if settings.family == INTERVAL:
+        if list(norms) != ["linf"]:
+            raise InvalidInputError(f"norms are {', '.join(norms) or 'empty'}; valid for interval certificates: linf")
+    elif settings.seed is None:
         raise InvalidInputError(
             "seed is None; valid: a whole number, so that the certificates of a run can be repeated"
         )
@@ -199,16 +212,12 @@ def _validate(
     if examples is not None and examples < 0:
         raise InvalidInputError(f"examples is {examples}; valid: 1 or more, or 0 for all")
     wanted = np.arange(min(examples or len(inputs), len(inputs)))
-    return model, wanted, at_radii or ([settings.radius] if settings.radius else None)
-
-
-def _in_norm(rows: list[Row], norm: str) -> list[Row]:
-    return [row for row in rows if row["norm"] == norm]
+    return wanted, at_radii or ([settings.radius] if settings.radius else None)
 
 
 def _without_row(wanted: NDArray[np.int64], rows: list[Row], norms: Sequence[str]) -> NDArray[np.int64]:
     """Return the examples without a row in some norm, those that share noise side by side."""
-    existing = [{row["index"] for row in _in_norm(rows, norm)} for norm in norms]
+    existing = [{row["index"] for row in rows_of(rows, norm)} for norm in norms]
     todo = np.array([i for i in wanted if not all(i in indices for indices in existing)], dtype=np.int64)
     return todo[np.lexsort((todo, stream_number(todo)))]
 
@@ -247,14 +256,15 @@ def _from_other_norms(
 ) -> list[Row]:
     """Return rows without radii in norms that have none yet, from the votes of a norm with the same settings."""
     converted: list[Row] = []
+    by_votes = {norm: record for norm, record in records.items() if norm != INTERVAL}
     for norm in (norm for norm in new_records if norm not in records):
         same = new_records[norm]["settings"] | {"norm": None}
-        source = next((n for n, r in records.items() if r["settings"] | {"norm": None} == same), None)
+        source = next((n for n, r in by_votes.items() if r["settings"] | {"norm": None} == same), None)
         if source is None or same["radius"] is not None or same["tolerance"] is not None:
             continue
         votes = [
             {column: value for column, value in row.items() if not column.startswith("radius_")}
-            for row in _in_norm(rows, source)
+            for row in rows_of(rows, source)
         ]
         converted += [row | {"norm": norm, "record": record_digest(new_records[norm])} for row in votes]
     return converted

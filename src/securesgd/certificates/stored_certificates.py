@@ -1,9 +1,9 @@
 """The files of a run's certificates: what is read from them, and what they must agree with.
 
-`certificates.csv` has a row per norm and example, `certificates.json` a record per norm that states the settings, the
-weights and data they were made with, and what is guaranteed. Each row carries a digest of its record; rows of another
-digest than their record's are what an interrupted replacement left, and do not count. What is read is not believed: Δ
-is proven again from its proof, and radii are computed again.
+`certificates.csv` has a row per family, norm and example, `certificates.json` a record per norm of smoothing, and one
+called `interval`, that states the settings, the weights and data they were made with, and what is guaranteed. Each row
+carries a digest of its record; rows of another digest than their record's are what an interrupted replacement left, and
+do not count. Cells of the other family are empty. What is read is not believed: see `stored_proofs`.
 """
 
 __all__ = [
@@ -16,8 +16,10 @@ __all__ = [
     "new_record",
     "read_certificates",
     "record_rules",
-    "require_true_rows",
+    "rows_of",
+    "stated_intervals",
     "stated_result",
+    "write_certificates",
 ]
 
 import hashlib
@@ -26,30 +28,39 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from securesgd.certificates.recheck import record_digest, require_true_radii
-from securesgd.certificates.record import SEEDED, Certificates, CertifySettings
-from securesgd.certificates.rules import radius_rules, recorded_rules
+from securesgd.certificates.recheck import record_digest
+from securesgd.certificates.record import NO_NOISE, SEEDED, Certificates, CertifySettings
+from securesgd.certificates.rules import (
+    FAMILIES,
+    INTERVAL,
+    INTERVAL_RULES,
+    SMOOTHING,
+    radius_rules,
+    record_key,
+    recorded_rules,
+)
 from securesgd.certificates.sensitivity import fingerprint, published_whitened_sensitivity
-from securesgd.certificates.summary import certified_summary, guarantee_in_words
+from securesgd.certificates.summary import certified_summary, guarantee_in_words, record_in_words
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.runtime.run_folder import CERTIFICATE_RECORD as RECORD
-from securesgd.runtime.run_folder import CERTIFICATES
+from securesgd.runtime.run_folder import CERTIFICATES, WEIGHTS
 from securesgd.runtime.run_folder import SENSITIVITY as SENSITIVITIES
-from securesgd.runtime.storage import read_json, write_json
-from securesgd.runtime.tables import read_rows
+from securesgd.runtime.storage import file_digest, read_json, write_json
+from securesgd.runtime.tables import read_rows, write_rows
 from securesgd.theory import NORMS, Sensitivity
 from securesgd.theory.certificates import BUILT_IN_RULES
 
 _WHOLE = ("index", "label", "prediction", "abstained", "draws")
 _COLUMNS = ("norm", "record", "answer", *_WHOLE, "p_lower", "q_upper", "rounding")
+_BY_VOTES = ("p_lower", "q_upper", "rounding")
 
 Row = dict[str, Any]
 
 
-def new_record(settings: CertifySettings, model: NoisyNetwork, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
+def new_record(settings: CertifySettings, model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
     """Return what a stored record must agree with for its rows to be the same as those that would be made now."""
     return {"weights": fingerprint(model), "data": examples_digest(inputs, targets), "settings": settings.json()}
 
@@ -82,12 +93,32 @@ def stated_result(
     }
 
 
+def stated_intervals(record: dict[str, Any], model: nn.Module, rows: list[Row]) -> dict[str, Any]:
+    """Return a record of the interval family with what its rows prove."""
+    summary = certified_summary(rows)
+    stated = {
+        **record,
+        "noise": NO_NOISE,
+        "without_noise": isinstance(model, NoisyNetwork),
+        "examples": len(rows),
+        "summary": summary,
+        "rules": list(INTERVAL_RULES),
+    }
+    return stated | {"guarantee": record_in_words(stated, summary)}
+
+
+def rows_of(rows: Iterable[Row], key: str) -> list[Row]:
+    """Return the rows of one entry of certificates.json."""
+    return [row for row in rows if record_key(row) == key]
+
+
 def certificate_rows(certificates: Certificates, targets: Tensor, digest: str) -> list[Row]:
     """Return certificates as rows of certificates.csv."""
-    labels = targets.numpy()
+    labels, by_votes = targets.numpy(), certificates.family == SMOOTHING
     return [
         {
-            "norm": certificates.settings.norm,
+            "family": certificates.family,
+            "norm": certificates.settings.row_norm,
             "record": digest,
             "index": int(index),
             "label": int(labels[index]),
@@ -95,9 +126,7 @@ def certificate_rows(certificates: Certificates, targets: Tensor, digest: str) -
             "abstained": int(certificates.abstained[i]),
             "answer": str(certificates.answer[i]),
             "draws": int(certificates.draws[i]),
-            "p_lower": float(certificates.p_lower[i]),
-            "q_upper": float(certificates.q_upper[i]),
-            "rounding": float(certificates.rounding[i]),
+            **{name: float(getattr(certificates, name)[i]) if by_votes else None for name in _BY_VOTES},
             **{f"radius_{rule}": float(radii[i]) for rule, radii in certificates.radius.items()},
         }
         for i, index in enumerate(certificates.index)
@@ -130,8 +159,9 @@ def read_certificates(
         if differing or (again and norm in new_records):
             del records[norm]
     digests = {norm: record_digest(record) for norm, record in records.items()}
-    columns = list(rows[0]) if rows else []
-    return records, [row for row in rows if digests.get(row["norm"]) == row["record"]], columns
+    table = folder / CERTIFICATES
+    columns = list(read_rows(table, as_text=True)[0]) if rows else []
+    return records, [row for row in rows if digests.get(record_key(row)) == row["record"]], columns
 
 
 def record_rules(folder: Path, rules: Iterable[str]) -> None:
@@ -142,48 +172,25 @@ def record_rules(folder: Path, rules: Iterable[str]) -> None:
     if not (folder / RECORD).exists():
         return
     records = read_json(folder / RECORD)
-    if any(not set(rules) <= set(recorded_rules(record)) for record in records.values()):
-        for record in records.values():
+    by_votes = [record for key, record in records.items() if key != INTERVAL]
+    if any(not set(rules) <= set(recorded_rules(record)) for record in by_votes):
+        for record in by_votes:
             record["rules"] = list(dict.fromkeys([*recorded_rules(record), *rules]))
         write_json(folder / RECORD, records)
 
 
-def require_true_rows(
-    folder: Path,
-    rows: list[Row],
-    record: dict[str, Any],
-    delta: Sensitivity,
-    model: NoisyNetwork,
-    inputs: Tensor,
-    targets: Tensor,
-) -> None:
-    """Pass if a record and its rows state nothing but what Δ, the model and the rows' own bounds give.
+def write_certificates(folder: Path, rows: list[Row], records: dict[str, Any], columns: Sequence[str]) -> None:
+    """Write the table, which may replace one with `columns`, then the records; all are about the folder's weights.
 
-    Raises: DamagedFileError if not.
+    If the records are never written, rows of another digest do not count.
     """
-    published = published_whitened_sensitivity(model, delta)
-    for words, stated, true in (
-        ("Δ", record["sensitivity"]["upper"], delta.upper),
-        ("the published Δ", record["published_sensitivity"], published),
-    ):
-        if not math.isclose(stated, true, rel_tol=1e-9):
-            raise DamagedFileError(
-                f"{folder / RECORD} states {words} in {delta.norm} as {stated:g}, but it is {true:g}: the file was "
-                "changed; --again makes new certificates"
-            )
-    indices = [row["index"] for row in rows]
-    if len(set(indices)) < len(rows) or not all(0 <= index < len(inputs) for index in indices):
-        raise DamagedFileError(
-            f"{folder / CERTIFICATES} has {delta.norm} rows of examples that the data set does not have, or one twice"
-        )
-    rounding: Any = model.rounding(inputs[indices]) if rows else ()
-    for row, true in zip(rows, rounding, strict=True):
-        if row["label"] != int(targets[row["index"]]) or not math.isclose(row["rounding"], true, rel_tol=1e-9):
-            raise DamagedFileError(
-                f"{folder / CERTIFICATES}, example {row['index']} in {delta.norm}: label or rounding are not the "
-                "example's; the row was changed"
-            )
-    require_true_radii(rows, record, str(folder / CERTIFICATES))
+    rows.sort(key=lambda row: (FAMILIES.index(row["family"]), row["norm"], row["index"]))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = [{name: "" if row.get(name) is None else row[name] for name in names} for row in rows]
+    write_rows(folder / CERTIFICATES, table, replaces=columns)
+    for record in records.values():  # others were refused, or replaced
+        record["model_file"] = file_digest(folder / WEIGHTS)
+    write_json(folder / RECORD, records)
 
 
 def _read_files(folder: Path, again: bool) -> tuple[dict[str, Any], list[Row]]:
@@ -197,23 +204,39 @@ def _read_files(folder: Path, again: bool) -> tuple[dict[str, Any], list[Row]]:
         )
     try:
         records = read_json(record)
-        numbers = (*_WHOLE, "p_lower", "q_upper", *(f"radius_{rule}" for rule in BUILT_IN_RULES))
-        rows = [row | {name: int(row[name]) for name in _WHOLE} for row in read_rows(table, numbers=numbers)]
-        for entry in records.values():
-            entry["weights"], entry["data"], entry["settings"]["norm"], entry["published_sensitivity"]
-            float(entry["sensitivity"]["upper"])
+        rows = [_parse_row(*row) for row in enumerate(read_rows(table, numbers=_WHOLE), start=1)]
+        for key, entry in records.items():
+            entry["weights"], entry["data"], entry["settings"]["norm"]
+            if (entry["settings"].get("family") == INTERVAL) != (key == INTERVAL):
+                raise ValueError(f"the record {key} is of another family")
+            if key != INTERVAL:
+                float(entry["sensitivity"]["upper"]), entry["published_sensitivity"]
             recorded_rules(entry)
-        if any(not set(_COLUMNS) <= set(row) for row in rows[:1]):
-            raise ValueError("columns are missing")
-        for row in rows:
-            [float(row[name]) for name in ("rounding", *(f"radius_{rule}" for rule in radius_rules(row)))]
-        if len({(row["norm"], row["index"], row["record"]) for row in rows}) < len(rows):
+        if len({(record_key(row), row["index"], row["record"]) for row in rows}) < len(rows):
             raise ValueError("a row occurs twice")
-        if not {row["norm"] for row in rows} <= set(NORMS):
-            raise ValueError(f"a row is of another norm than {', '.join(NORMS)}")
         return records, rows
     except (DamagedFileError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"{table} or {record.name} is damaged ({error}); move both away") from None
+
+
+def _parse_row(place: int, row: Row) -> Row:
+    """Return a row of the table without the cells of the other family. Raises: ValueError if it is not one."""
+    family = row.get("family", SMOOTHING)
+    if family not in FAMILIES:
+        raise ValueError(f"a row is of another family than {', '.join(FAMILIES)}")
+    if not set(_COLUMNS) <= set(row):
+        raise ValueError("columns are missing")
+    if row["norm"] not in (NORMS if family == SMOOTHING else ("linf", "box")):
+        raise ValueError(f"a row is of another norm than {', '.join(NORMS)}")
+    own = {name: value for name, value in row.items() if value is not None or not name.startswith("radius_")}
+    expected = [f"radius_{rule}" for rule in (BUILT_IN_RULES if family == SMOOTHING else INTERVAL_RULES)]
+    finite = expected + (["p_lower", "q_upper"] if family == SMOOTHING else [])
+    if not all(isinstance(own.get(name), float) and math.isfinite(own[name]) for name in finite):
+        raise ValueError(f"row {place} has a radius or a bound that is not a finite number")
+    if family == SMOOTHING:
+        [float(row[name]) for name in ("rounding", *(f"radius_{rule}" for rule in radius_rules(own)))]
+    answer = "" if row["answer"] is None else row["answer"]
+    return {"family": family} | own | {name: int(row[name]) for name in _WHOLE} | {"answer": answer}
 
 
 def _differing_settings(record: dict[str, Any], new: dict[str, Any]) -> str:

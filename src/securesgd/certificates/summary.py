@@ -1,17 +1,26 @@
 """What the certificates of a run say together: certified accuracy at radii, average certified radius, and in words."""
 
-__all__ = ["DEFAULT_RADII", "certified_accuracy", "certified_summary", "guarantee_in_words", "is_right"]
+__all__ = [
+    "DEFAULT_RADII",
+    "certified_accuracy",
+    "certified_summary",
+    "guarantee_in_words",
+    "interval_guarantee_in_words",
+    "is_right",
+    "record_in_words",
+]
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from securesgd.certificates.rules import radius_rules
+from securesgd.certificates.rules import INTERVAL, radius_rules
 from securesgd.theory.certificates import rule_caveat
 from securesgd.theory.confidence import wilson_interval
 
 DEFAULT_RADII = {
+    "box": (0.25, 0.5, 0.75, 1.0),
     "l1": (0.25, 0.5, 0.75, 1.0),
     "l2": (0.25, 0.5, 0.75, 1.0),
     "linf": (0.01, 0.02, 0.05, 0.1),
@@ -48,6 +57,14 @@ def certified_summary(rows: Sequence[dict[str, Any]], radii: Sequence[float] | N
     }
 
 
+def record_in_words(record: dict[str, Any], summary: dict[str, Any]) -> str:
+    """Return what an entry of certificates.json guarantees, by its family. Raises: KeyError if it is not one."""
+    settings = record["settings"]
+    if settings.get("family") == INTERVAL:
+        return interval_guarantee_in_words(settings, summary, without_noise=record["without_noise"] is True)
+    return guarantee_in_words(settings, record["sensitivity"], summary)
+
+
 def guarantee_in_words(settings: dict[str, Any], sensitivity: dict[str, Any], summary: dict[str, Any]) -> str:
     """Return one paragraph that says what is proven, about what, and how sure that is."""
     by_rule = summary["certified_accuracy"]
@@ -63,6 +80,35 @@ def guarantee_in_words(settings: dict[str, Any], sensitivity: dict[str, Any], su
         f"{sensitivity['lower']:.6g}). Right and proven (rule tight): {shares}. It says nothing about changes larger "
         "than the radius or about whether the prediction is right; among many examples, a share of at most "
         f"{failure:g} is expected to be wrong. {_noise_in_words(settings.get('seed'))}{_caveats_in_words(by_rule)}"
+    )
+
+
+def interval_guarantee_in_words(settings: dict[str, Any], summary: dict[str, Any], *, without_noise: bool) -> str:
+    """Return one paragraph that says what interval bounds prove, and about which network."""
+    by_radius = summary["certified_accuracy"]["tight"]
+    shares = ", ".join(f"{100 * share['share']:.1f} % at {radius}" for radius, share in by_radius.items())
+    if settings["box"] is None:
+        change = "no change of the input by at most the example's radius in l_inf (every number by at most that much)"
+    else:
+        change = (
+            "no change of the input inside the example's share (its radius) of the box, which lets the columns be off "
+            f"by {', '.join(settings['box'])},"
+        )
+    if settings["input_range"] is not None:
+        low, high = settings["input_range"]
+        change += f", with all numbers inside {low:g}..{high:g},"
+    about = (
+        "This is about the network of this run without its noise: it says nothing about the votes of the smoothed "
+        "classifier, which are certified by smoothing. "
+        if without_noise
+        else ""
+    )
+    return (
+        f"For each of {summary['examples']} test examples, for certain: {change} makes the network predict another "
+        "class. The proof is by interval bounds: it is deterministic, draws no noise, has no failure probability, and "
+        "holds for any input. It is about the network as it is deployed, in the precision of its weights, in whatever "
+        f"order its sums are computed. {about}Right and proven (rule tight): {shares}. It says nothing about larger "
+        "changes or about whether the prediction is right."
     )
 
 

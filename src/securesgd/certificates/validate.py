@@ -1,6 +1,13 @@
 """Validation of what is to be certified: a noisy network in eval mode that treats examples one by one, and inputs."""
 
-__all__ = ["require_same_function", "validate_indices", "validate_model"]
+__all__ = [
+    "require_eval_mode",
+    "require_finite_weights",
+    "require_inputs",
+    "require_same_function",
+    "validate_indices",
+    "validate_model",
+]
 
 import numpy as np
 import torch
@@ -33,26 +40,37 @@ def validate_model(
             f"{type(model).__name__} has no noise in its first layer, so there is nothing to certify; "
             "wrap it in NoisyNetwork, or train with secure-sgd, secure-sgd-agm, pixeldp or hgm-pixeldp"
         )
-    noisy = set(model.noisy.modules())  # linear, scaled, noisy: the same in either mode
-    training = [
-        name or "the model" for name, module in model.named_modules() if module.training and module not in noisy
-    ]
-    if training:
-        raise InvalidInputError(f"{training[0]} is in training mode; call model.eval() first")
+    require_eval_mode(model)
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
             raise InvalidInputError(f"{name} uses statistics of the batch, so examples are not treated one by one")
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if not bool(torch.isfinite(tensor).all()):
-            raise InvalidInputError(f"{name} of the model is not finite")
+    require_finite_weights(model)
     _require_precision(model)
-    _require_inputs(inputs, model.input_shape, input_range)
+    require_inputs(inputs, model.input_shape, input_range)
     with torch.inference_mode(False):
         require_sound(model)
         require_steady(model, inputs[:1].clone().to(model.noisy.noise.std))
     network = SplitNetwork(model)
     _require_sound_rest(model, network, inputs)
     return model, network
+
+
+def require_eval_mode(model: nn.Module) -> None:
+    """Return if the model predicts as it is. Raises: InvalidInputError naming a part that is in training mode."""
+    # linear, scaled, noisy: the same in either mode
+    noisy = set(model.noisy.modules()) if isinstance(model, NoisyNetwork) else set()
+    training = [
+        name or "the model" for name, module in model.named_modules() if module.training and module not in noisy
+    ]
+    if training:
+        raise InvalidInputError(f"{training[0]} is in training mode; call model.eval() first")
+
+
+def require_finite_weights(model: nn.Module) -> None:
+    """Return if all weights and buffers are finite. Raises: InvalidInputError naming one that is not."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if not bool(torch.isfinite(tensor).all()):
+            raise InvalidInputError(f"{name} of the model is not finite")
 
 
 def validate_indices(indices: ArrayLike | None, count: int, *, unique: bool = True) -> NDArray[np.int64]:
@@ -100,7 +118,8 @@ def _require_precision(model: NoisyNetwork) -> None:
     require_full_precision(model.noisy.noise.std.device.type)
 
 
-def _require_inputs(inputs: Tensor, shape: tuple[int, ...], input_range: tuple[float, float] | None) -> None:
+def require_inputs(inputs: Tensor, shape: tuple[int, ...], input_range: tuple[float, float] | None) -> None:
+    """Return if the inputs are examples of this shape in the range. Raises: InvalidInputError if not."""
     if tuple(inputs.shape[1:]) != shape or len(inputs) == 0:
         raise InvalidInputError(
             f"inputs have shape {list(inputs.shape)}; valid: one or more examples of shape {list(shape)}"

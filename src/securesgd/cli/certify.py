@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from securesgd.certificates.rules import INTERVAL, INTERVAL_RULES, SMOOTHING, caveat_in
 from securesgd.cli.app import Dataset, Network, app, parse_numbers
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, nearest
@@ -22,9 +23,26 @@ if TYPE_CHECKING:
     from securesgd.run import Run
 
 
-@app.command(epilog="Example: securesgd certify runs/a --norm linf,l2 --draws 10000 --examples 500")
+_EXAMPLES = """Examples:
+
+securesgd certify runs/a --norm linf,l2 --draws 10000 --examples 500
+
+securesgd certify runs/a --family interval --radius 0.1 --bounds best
+
+securesgd certify runs/table --box "5,10%,0" --input-range none
+"""
+
+
+@app.command(epilog=_EXAMPLES)
 def certify(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    family: Annotated[
+        str,
+        typer.Option(
+            help="smoothing: by votes of a noisy network. interval: by bounds, for certain and without draws, in linf; "
+            "of a noisy network, without its noise. By the model if not given."
+        ),
+    ] = "",
     norm: Annotated[
         str, typer.Option(help="linf, l2 or l1; several as linf,l2 share their draws. The run's own if not given.")
     ] = "",
@@ -36,7 +54,8 @@ def certify(
     rule: Annotated[
         str,
         typer.Option(
-            help="Shown: tight, analytic, extended, classic, as-published or all. A rule from outside, as "
+            help="Shown: tight, analytic, extended, classic, as-published or all; by intervals tight, interval or "
+            "linear. A rule from outside, as "
             "package.module:function, is computed and stored too, without guarantee of this package."
         ),
     ] = "all",
@@ -44,6 +63,17 @@ def certify(
         float | None, typer.Option(help="Only decide whether this radius is proven. Needs far fewer draws.")
     ] = None,
     tolerance: Annotated[float | None, typer.Option(help="Stop when the radius is known to within this.")] = None,
+    bounds: Annotated[str, typer.Option(help="Of intervals: best, or interval, which is faster and weaker.")] = "best",
+    box: Annotated[
+        str,
+        typer.Option(
+            help="Of intervals, for tables: how far each column may be off, as 5,10%,0. Radii are shares of this box.",
+            metavar="WIDTHS",
+        ),
+    ] = "",
+    input_range: Annotated[
+        str, typer.Option(help="What the inputs are within, as 0,1; none: any numbers.", metavar="LOW,HIGH")
+    ] = "0,1",
     at_radii: Annotated[str, typer.Option(help="Radii of the table, as 0.01,0.05.", metavar="NUMBERS")] = "",
     selection_draws: Annotated[int, typer.Option(help="Draws that choose the class; they are not counted.")] = 100,
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
@@ -58,26 +88,31 @@ def certify(
 ) -> None:
     """Certify predictions: the class, and a radius within which no change of the input can make it another one.
 
+    A noisy network is certified by the votes of its draws, any other by interval bounds, which are certain.
     Writes certificates.csv (a row per example), certificates.json and certificates.png into the run folder. Stop
     whenever you like: the same command resumes where it stopped. Under torchrun all processes share the work:
     [dim]torchrun --nproc-per-node 4 --no-python securesgd certify runs/a[/]
     """
+    from securesgd.certificates.record import CertifySettings
     from securesgd.run import load_run
     from securesgd.runtime.machine import keep_memory
     from securesgd.runtime.processes import process_group
     from securesgd.theory.certificates import CERTIFICATE_RULES
 
-    if rule != "all" and rule not in CERTIFICATE_RULES and not is_import_path(rule):
-        valid = nearest(rule, [*CERTIFICATE_RULES, "all"])
-        raise InvalidInputError(f"unknown rule {rule!r}: {valid}, or an import path like package.module:function")
     keep_memory()
     loaded = load_run(run, network=network or None, dataset=dataset or None)
+    by_intervals = CertifySettings(family=family or None).for_model(loaded.model).family == INTERVAL
+    known = [*(INTERVAL_RULES if by_intervals else CERTIFICATE_RULES), "all"]
+    if rule not in known and (by_intervals or not is_import_path(rule)):
+        also = "" if by_intervals else ", or an import path like package.module:function"
+        raise InvalidInputError(f"unknown rule {rule!r}: {nearest(rule, known)}{also}")
     with process_group() as processes, _progress() as show:
         result = loaded.certify(
-            norms=[part.strip() for part in norm.split(",") if part.strip()] or None, examples=examples,
+            norms=_words(norm) or None, family=family or None, examples=examples,
             at_radii=parse_numbers("at-radii", at_radii), rules=[rule] if is_import_path(rule) else [], again=again,
             draws=draws, failure_prob=failure_prob, selection_draws=selection_draws, seed=seed, radius=radius,
-            tolerance=tolerance, on_progress=show,
+            tolerance=tolerance, bounds=bounds, box=tuple(_words(box)) or None, on_progress=show,
+            input_range=_parse_range(input_range),
         )  # fmt: skip
     if not processes.is_first:
         return
@@ -87,7 +122,7 @@ def certify(
         print(json.dumps(shown, indent=2))
     else:
         for name, summary in result.summaries.items():
-            _print_summary(name, summary, rule)
+            _print_summary(name, summary, rule, without_noise=result.records[name].get("without_noise", False))
             print(result.records[name]["guarantee"])
         for name, checked in checks.items():
             for which, search in checked["rules"].items():
@@ -104,7 +139,23 @@ def _check(run: "Run", norm: str, examples: int, seed: int) -> dict[str, Any]:
         def show(which: str, share: float) -> None:
             progress.update(task, completed=share, description=f"searching {which} balls")
 
-        return run.check(norm=norm, examples=examples, seed=seed, on_progress=show)
+        if norm == INTERVAL:
+            return run.check(family=INTERVAL, examples=examples, seed=seed, on_progress=show)
+        return run.check(norm=norm, family=SMOOTHING, examples=examples, seed=seed, on_progress=show)
+
+
+def _words(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _parse_range(text: str) -> tuple[float, float] | None:
+    """Return the range of the inputs. Raises: InvalidInputError if it is not two numbers, the smaller first."""
+    if text.strip().lower() == "none":
+        return None
+    ends = parse_numbers("input-range", text)
+    if len(ends) != 2 or not ends[0] < ends[1]:
+        raise InvalidInputError(f"--input-range is {text!r}; valid: two numbers like 0,1, the smaller first, or none")
+    return ends[0], ends[1]
 
 
 @contextmanager
@@ -120,11 +171,12 @@ def _progress() -> Iterator[Callable[[float, int], None]]:
         yield show
 
 
-def _print_summary(norm: str, summary: dict[str, Any], rule: str) -> None:
-    from securesgd.theory.certificates import rule_caveat
-
+def _print_summary(key: str, summary: dict[str, Any], rule: str, *, without_noise: bool) -> None:
     by_rule = summary["certified_accuracy"]
-    title = f"certified accuracy in {norm}, {summary['examples']} examples, 95 % intervals"
+    how = f"in {key}"
+    if key == INTERVAL:
+        how = "by intervals" + (", of the network without its noise" if without_noise else "")
+    title = f"certified accuracy {how}, {summary['examples']} examples, 95 % intervals"
     table = Table(title=title, title_justify="left")
     table.add_column("rule", no_wrap=True)
     for radius in by_rule["tight"]:
@@ -132,13 +184,12 @@ def _print_summary(norm: str, summary: dict[str, Any], rule: str) -> None:
     table.add_column("mean radius", justify="right")
     for name in by_rule if rule == "all" else [rule]:
         cells = [f"{x['share']:.3f}\n[dim]{x['lower']:.2f}–{x['upper']:.2f}[/]" for x in by_rule[name].values()]
-        caveat = f"\n[yellow]{rule_caveat(name).replace(', ', chr(10))}[/]" if rule_caveat(name) else ""
+        words = caveat_in(key, name)
+        caveat = f"\n[yellow]{words.replace(', ', chr(10))}[/]" if words else ""
         table.add_row(name + caveat, *cells, f"{summary['average_certified_radius'][name]:.4f}")
     console = Console()
     console.print(table)
     accuracy = summary["accuracy"]
-    console.print(
-        f"right: {accuracy['share']:.3f} ({accuracy['lower']:.3f}–{accuracy['upper']:.3f}); abstained: "
-        f"{summary['abstained']:.3f}; draws per example: {summary['draws_mean']:,.0f}",
-        highlight=False,
-    )
+    right = f"right: {accuracy['share']:.3f} ({accuracy['lower']:.3f}–{accuracy['upper']:.3f})"
+    drawn = f"; abstained: {summary['abstained']:.3f}; draws per example: {summary['draws_mean']:,.0f}"
+    console.print(right + ("; no draws" if key == INTERVAL else drawn), highlight=False)

@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 
 from securesgd import __version__
+from securesgd.certificates.rules import INTERVAL
 from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
 from securesgd.privacy.events import GaussianRelease, PrivacyEvent, SampledGaussianSteps, UnprotectedRelease
 from securesgd.privacy.ledger_record import Record
@@ -287,22 +288,37 @@ def _commands(record: RunRecord) -> str:
             lines.append(f"# the network is not in the folder; sha256 of its structure: {record.structure_sha256}")
     if dataset == IN_MEMORY or is_import_path(dataset):
         given.append(f"--dataset {'DATA.npz' if dataset == IN_MEMORY else dataset}")
-    for norm, stated in record.certificate_records.items():
-        settings = stated["settings"]
-        options = [f"--norm {norm}", f"--examples {stated['examples']}"]
-        options.append(f"--failure-prob {settings['failure_prob']:g}")
-        for name in ("draws", "selection_draws", "radius", "tolerance"):
-            if settings[name] is not None:
-                options.append(f"--{name.replace('_', '-')} {settings[name]}")
-        options += [*given, f"--seed {settings['seed'] + 1}", "--again"]
-        lines.append(f"cp -r {folder} {folder}-{norm}        # fresh noise and a new proof, in a copy")
-        lines.append(f"securesgd certify {folder}-{norm} {' '.join(options)}")
+    for key, stated in record.certificate_records.items():
+        if key == INTERVAL:
+            lines.append(f"cp -r {folder} {folder}-{key}        # new proofs, in a copy")
+        else:
+            lines.append(f"cp -r {folder} {folder}-{key}        # fresh noise and a new proof, in a copy")
+        lines.append(f"securesgd certify {folder}-{key} {' '.join(_certify_options(key, stated, given))}")
     training = (record.config or {}).get("training", {})
     if dataset == IN_MEMORY or network == OWN_NETWORK or "own" in (training.get("optimizer"), training.get("schedule")):
         lines.append("# training again takes the program that trained it: the folder does not hold all that it used")
     else:
         lines.append(f"securesgd train --config {folder}/config.toml --out again     # same settings, new secret noise")
     return "\n".join(lines)
+
+
+def _certify_options(key: str, stated: dict[str, Any], given: Sequence[str]) -> list[str]:
+    """Return the options of the command that makes the certificates of a record anew."""
+    settings, by_intervals = stated["settings"], key == INTERVAL
+    options = [f"--family {INTERVAL}" if by_intervals else f"--norm {key}", f"--examples {stated['examples']}"]
+    if by_intervals:
+        options.append(f"--bounds {settings['bounds']}")
+        if settings["box"] is not None:
+            options.append(f'--box "{",".join(settings["box"])}"')
+        if settings["input_range"] != [0.0, 1.0]:
+            ends = settings["input_range"]
+            options.append(f"--input-range {'none' if ends is None else f'{ends[0]:g},{ends[1]:g}'}")
+    else:
+        options.append(f"--failure-prob {settings['failure_prob']:g}")
+    for name in ("draws", "selection_draws", "radius", "tolerance"):
+        if settings.get(name) is not None:
+            options.append(f"--{name.replace('_', '-')} {settings[name]}")
+    return [*options, *given, *(() if by_intervals else (f"--seed {settings['seed'] + 1}",)), "--again"]
 
 
 def _picture(record: RunRecord, name: str) -> str | None:

@@ -13,7 +13,7 @@ __all__ = [
 
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator
 
-from securesgd.certificates.rules import radius_rules
+from securesgd.certificates.rules import INTERVAL, INTERVAL_RULES, caveat_in, radius_rules, record_key
 from securesgd.certificates.summary import is_right
 from securesgd.errors import printable
 from securesgd.privacy import LedgerContents, SampledGaussianSteps
@@ -55,33 +55,41 @@ def plain_text(text: str) -> str:
 
 # For rules without a style of their own: other colours than those of the table in theory/certificates.py.
 _MORE_COLOURS = ("#56B4E9", "#000000", "#999933", "#882255")
-_AXES = {"linf": "l∞ radius", "l2": "l2 radius", "l1": "l1 radius"}
+_AXES = {"linf": "l∞ radius", "l2": "l2 radius", "l1": "l1 radius", "box": "share of the box"}
+_INTERVAL_STYLES = {
+    "tight": {"color": "#0072B2", "linestyle": "-"},
+    "interval": {"color": "#E69F00", "linestyle": "--"},
+    "linear": {"color": "#009E73", "linestyle": "-."},
+}
 
 
 def certified_curves_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw a panel per norm from the rows of `certificates.csv`: the share right and proven at each radius."""
-    figure, panels = _figure(rows)
-    for norm, axes in panels.items():
-        in_norm = [row for row in rows if row["norm"] == norm]
-        styles = _rule_styles(radius_rules(rows[0]))
+    """Draw a panel per norm, and one by intervals, from rows of `certificates.csv`: the share proven at each radius."""
+    figure, panels = _figure(rows, [*_AXES, INTERVAL], record_key)
+    for key, axes in panels.items():
+        own_rows = [row for row in rows if record_key(row) == key]
+        styles = _rule_styles(radius_rules(own_rows[0])) if key != INTERVAL else _interval_styles()
         for rule, style in styles.items():
-            _staircase(axes, in_norm, rule, **{"linewidth": 1.6} | style)
-        guaranteed = [rule for rule in styles if not rule_caveat(rule)]
-        proven = max((row[f"radius_{rule}"] for row in in_norm if is_right(row) for rule in guaranteed), default=0.0)
-        axes.set(xlim=(0, 1.15 * proven or None), title=f"{len(in_norm)} test examples", **_labels(norm))
+            _staircase(axes, own_rows, rule, **{"linewidth": 1.6} | style)
+        guaranteed = [rule for rule in styles if not caveat_in(key, rule)]
+        proven = max((row[f"radius_{rule}"] for row in own_rows if is_right(row) for rule in guaranteed), default=0.0)
+        title = f"{len(own_rows)} test examples" + (", by intervals" if key == INTERVAL else "")
+        axes.set(xlim=(0, 1.15 * proven or None), title=title, **_labels(str(own_rows[0]["norm"])))
         _tidy(axes)
     write_picture(figure, path)
 
 
 def compared_curves_figure(runs: Mapping[str, Sequence[dict[str, Any]]]) -> bytes:
-    """Return a picture, a panel per norm and a line per run, of the rows of their `certificates.csv`, rule tight."""
+    """Return a picture, a panel per norm and a line per run and family, of their `certificates.csv`, rule tight."""
     figure, panels = _figure([row for rows in runs.values() for row in rows])
     for norm, axes in panels.items():
         for (name, rows), line in zip(runs.items(), cycle(("-", "--", "-.", ":")), strict=False):
             in_norm = [row for row in rows if row["norm"] == norm]
-            if in_norm:
-                label = f"{plain_text(name)} ({len(in_norm)} examples)"
-                _staircase(axes, in_norm, "tight", label=label, linewidth=1.6, linestyle=line)
+            for key in sorted({record_key(row) for row in in_norm}):
+                own_rows = [row for row in in_norm if record_key(row) == key]
+                by = ", by intervals" if key == INTERVAL else ""
+                label = f"{plain_text(name)} ({len(own_rows)} examples{by})"
+                _staircase(axes, own_rows, "tight", label=label, linewidth=1.6, linestyle=line)
         axes.set(xlim=(0, None), title=f"{norm}, rule tight", **_labels(norm))
         _tidy(axes)
     return picture_bytes(figure)
@@ -117,9 +125,19 @@ def _rule_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def _figure(rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Axes]]:
-    """Return a figure with a panel for each norm in the rows."""
-    norms = [norm for norm in _AXES if any(row["norm"] == norm for row in rows)]
+def _interval_styles() -> dict[str, dict[str, Any]]:
+    """Return how each rule of the interval family is drawn."""
+    names = {"tight": "tight: the better of both", "interval": "boxes", "linear": "linear bounds"}
+    return {rule: {"label": names[rule], **_INTERVAL_STYLES[rule]} for rule in INTERVAL_RULES}
+
+
+def _figure(
+    rows: Sequence[dict[str, Any]],
+    panels: Iterable[str] = _AXES,
+    panel: Callable[[Mapping[str, Any]], str] = lambda row: str(row["norm"]),
+) -> tuple[Figure, dict[str, Axes]]:
+    """Return a figure with a panel for each norm in the rows, or for whatever else `panel` says of a row."""
+    norms = [name for name in panels if any(panel(row) == name for row in rows)]
     figure = Figure(figsize=(0.8 + 4.2 * len(norms), 3.6), layout="constrained")
     return figure, dict(zip(norms, figure.subplots(1, len(norms), squeeze=False)[0], strict=True))
 

@@ -1,36 +1,44 @@
-"""The robustness part of a report: certificates by norm and rule, accuracy under attack, and the headlines of both."""
+"""The robustness part of a report: certificates by family, norm and rule, accuracy under attack, headlines of both."""
 
 __all__ = ["attack_rows", "attack_warnings", "certificate_tables", "headlines", "no_certificates_words"]
 
 from typing import Any
 
-from securesgd.certificates.summary import certified_summary, guarantee_in_words
+from securesgd.certificates.rules import INTERVAL, caveat_in, record_key
+from securesgd.certificates.summary import certified_summary, record_in_words
 from securesgd.report.run_record import RunRecord, is_noisy
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.storage import read_json
-from securesgd.theory.certificates import rule_caveat
+
+_AS_STORED = (
+    " This page does not run the network: its radii are those of certificates.csv. The commands at the end prove them "
+    "again, as does every call of certify before it adds to them."
+)
 
 
 def certificate_tables(record: RunRecord) -> list[dict[str, Any]]:
-    """Return a table per norm, with a row per rule that the certificates have a radius by."""
+    """Return a table per norm, and one by intervals, with a row per rule that the certificates have a radius by."""
     tables = []
-    for norm in ("linf", "l2", "l1"):
-        rows = [row for row in record.certificates if row["norm"] == norm]
-        if not rows or norm not in record.certificate_records:
+    for key in ("linf", "l2", "l1", INTERVAL):
+        rows = [row for row in record.certificates if record_key(row) == key]
+        if not rows or key not in record.certificate_records:
             continue
-        summary, stated = certified_summary(rows), record.certificate_records[norm]
+        summary, stated = certified_summary(rows), record.certificate_records[key]
+        if key == INTERVAL and is_noisy(record):
+            stated = stated | {"without_noise": True}  # by the method, whatever the file says
         by_rule = summary["certified_accuracy"]
         tables.append(
             {
-                "norm": norm,
+                "norm": rows[0]["norm"],
+                "by": _family_words(stated) if key == INTERVAL else "",
                 "examples": f"{len(rows):,}",
-                "words": guarantee_in_words(stated["settings"], stated["sensitivity"], summary),
-                "checks": _check_lines(record, norm),
+                "words": record_in_words(stated, summary) + (_AS_STORED if key == INTERVAL else ""),
+                "checks": _check_lines(record, key),
                 "radii": list(by_rule["tight"]),
                 "rows": [
                     {
                         "rule": rule,
-                        "caveat": rule_caveat(rule),
+                        "caveat": caveat_in(key, rule),
                         "shares": list(at_radii.values()),
                         "mean": summary["average_certified_radius"][rule],
                     }
@@ -39,6 +47,11 @@ def certificate_tables(record: RunRecord) -> list[dict[str, Any]]:
             }
         )
     return tables
+
+
+def _family_words(stated: dict[str, Any]) -> str:
+    """Return how the interval certificates of a record were proven, for the heading of its table."""
+    return ", by intervals, of the network without its noise" if stated["without_noise"] is True else ", by intervals"
 
 
 def _check_lines(record: RunRecord, norm: str) -> list[str]:
@@ -96,7 +109,7 @@ def headlines(tables: list[dict[str, Any]], attacks: list[dict[str, Any]]) -> di
         table = tables[0]
         middle = len(table["radii"]) // 2
         tight = next(row for row in table["rows"] if row["rule"] == "tight")["shares"][middle]
-        number, where = f"{tight['share']:.3f}", f"at {table['norm']} {table['radii'][middle]}"
+        number, where = f"{tight['share']:.3f}", f"at {table['norm']} {table['radii'][middle]}{table['by']}"
         shown |= {
             "headline_certified": f"{number} {where}",
             "headline_certified_number": number,
@@ -120,4 +133,7 @@ def no_certificates_words(record: RunRecord) -> str:
         return "No prediction is certified: training is not finished, or there is no record of it."
     if is_noisy(record):
         return f"No prediction is certified yet. Run: securesgd certify {record.folder}"
-    return "This network has no noise: nothing can be proven about its predictions."
+    return (
+        "No prediction is certified. This network has no noise, so votes prove nothing; interval bounds may: securesgd "
+        f"certify {record.folder}"
+    )

@@ -12,7 +12,8 @@ from typing import Any
 import safetensors
 from safetensors import SafetensorError
 
-from securesgd.certificates.recheck import record_digest, require_true_radii
+from securesgd.certificates.recheck import record_digest, require_true_intervals, require_true_radii
+from securesgd.certificates.rules import INTERVAL, record_key
 from securesgd.certificates.summary import certified_summary
 from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
 from securesgd.methods import METHODS
@@ -179,20 +180,29 @@ def _read_certificates(record: RunRecord, path: Path) -> None:
         _check_weights(record, stated, record_path.name, "certify")
         _check_test_set(record, stated, record_path.name)
     for norm, stated in records.items():
-        int(stated["settings"]["seed"])  # a run's certificates can be repeated
         digest = record_digest(stated)
-        own_rows = [row for row in rows if row["norm"] == norm and row["record"] == digest]
-        if len(own_rows) < sum(row["norm"] == norm for row in rows):
+        in_record = [row for row in rows if record_key(row) == norm]
+        own_rows = [_without_empty_radii(row) for row in in_record if row["record"] == digest]
+        if len(own_rows) < len(in_record):
             record.missing.append(
                 f"certificates.csv has {norm} rows with other settings than certificates.json states, which are left "
                 "out: certify --again was interrupted; run it again"
             )
-        _require_one_sensitivity(record, norm, stated)
-        require_true_radii(own_rows, stated, path.name)
+        if norm == INTERVAL:
+            require_true_intervals(own_rows, stated, path.name)
+        else:
+            int(stated["settings"]["seed"])  # a run's certificates can be repeated
+            _require_one_sensitivity(record, norm, stated)
+            require_true_radii(own_rows, stated, path.name)
         if not own_rows or certified_summary(own_rows) != stated["summary"]:
             record.missing.append(f"certificates.csv does not give the {norm} summary that certificates.json states")
         certificates += own_rows
     record.certificates, record.certificate_records = certificates, records
+
+
+def _without_empty_radii(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of certificates.csv without the radii of the other family."""
+    return {name: value for name, value in row.items() if value is not None or not name.startswith("radius_")}
 
 
 def _check_weights(record: RunRecord, stated: dict[str, Any], name: str, verb: str) -> None:

@@ -58,6 +58,7 @@ def measure_redistribution(cell: Cell, work: Path) -> list[Row]:
     settings = CertifySettings(norm="linf", draws=cell["draws"], selection_draws=100, failure_prob=0.001, seed=0)
     inputs, targets = run.data.test_inputs[: cell["examples"]], run.data.test_targets[: cell["examples"]].numpy()
     certificates = certify(run.model, inputs, settings)
+    assert certificates.sensitivity is not None
     right, radius = (certificates.prediction == targets) & ~certificates.abstained, certificates.radius["tight"]
     return [
         {
