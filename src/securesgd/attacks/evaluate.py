@@ -237,6 +237,7 @@ def make_certifier(
 
 def _interval_certifier(model: nn.Module, known: dict[bytes, dict[str, NDArray[Any]]]) -> Certifier:
     """Return a function that certifies images by intervals; nothing, if a layer of the model has none."""
+
     def certifier(images: Tensor, indices: NDArray[np.int64], place: str) -> dict[str, NDArray[Any]]:
         key = indices.tobytes()
         if place == "clean" and key in known:
