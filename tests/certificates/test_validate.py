@@ -72,7 +72,10 @@ def at(x):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: certify(nn.Linear(3, 2), X, CertifySettings(family="smoothing")), "Linear has no noise in its first layer"),
+        (
+            lambda: certify(nn.Linear(3, 2), X, CertifySettings(family="smoothing")),
+            "Linear has no noise in its first layer",
+        ),
         (lambda: CertifiedClassifier(nn.Linear(3, 2)), "Linear has no noise in its first layer"),
         (lambda: certify(network(nn.Tanh()).train(), X), "is in training mode; call model.eval"),
         (lambda: certify(network(nn.Dropout(0.5)).train(), X), "is in training mode"),

@@ -72,8 +72,10 @@ def falsify_intervals(
             objective = Objective(model, "smoothed", 0, seeded_generator(seed, "box search"))
             found = climb_from_starts(objective, ball, labels[rows], settings, restarts, seed, None, on_progress)
         points[rows] = found.points.cpu()
-    change = (points.double() - inputs.double()).abs()
-    reach = per_image(torch.from_numpy(radius), change) * (1.0 if widths is None else widths)
+    reach = per_image(torch.from_numpy(radius), inputs).expand(inputs.shape) * (1.0 if widths is None else widths)
+    # Rounding may have carried a number out of a narrow box: back to the one before it.
+    points = torch.where(_change(points, inputs) > reach, torch.nextafter(points, inputs), points)
+    change = _change(points, inputs)
     inside = (change <= reach).flatten(1).all(1).numpy()
     with evaluation_mode(model):
         outputs = plain_outputs(model, points)
@@ -92,6 +94,10 @@ def falsify_intervals(
         share=np.where(searched, share, 0.0),
         failure_prob=0.0,
     )
+
+
+def _change(points: Tensor, inputs: Tensor) -> Tensor:
+    return (points.double() - inputs.double()).abs()
 
 
 def check_intervals(
