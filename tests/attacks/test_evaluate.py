@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from securesgd.attacks import evaluate
 from securesgd.attacks.cells import Cells, cell_name, load_images
@@ -146,11 +147,18 @@ def test_kept_images_are_those_that_were_measured(plain, few, tmp_path):
         load_images(tmp_path, "another")
 
 
-def test_a_model_without_noise_has_no_certificates(plain, few, tmp_path):
+def test_a_model_without_noise_is_certified_by_intervals_if_its_layers_have_bounds(plain, few, tmp_path):
     evaluation = evaluated(tmp_path, plain, few)
     assert evaluation.holds
-    assert all("certified_accuracy" not in cell["summary"] for cell in evaluation.cells.values())
-    assert all(row["clean_radius"] == "" and row["draws"] == "1" for row in table(tmp_path))
+    for cell in evaluation.cells.values():
+        certified = cell["summary"]["certified_accuracy"]
+        assert set(certified) == {"tight"}
+        assert certified["tight"]["clean"]["share"] <= cell["summary"]["accuracy"]["share"]
+    (tmp_path / "other").mkdir()
+    softened = nn.Sequential(plain, nn.GroupNorm(2, 10)).eval()
+    bare = evaluated(tmp_path / "other", softened, few)
+    assert all("certified_accuracy" not in cell["summary"] for cell in bare.cells.values())
+    assert all(row["clean_radius"] == "" and row["draws"] == "1" for row in table(tmp_path / "other"))
 
 
 def test_warnings_are_reported_and_kept(noisy, few, tmp_path):

@@ -231,8 +231,11 @@ def _parse_row(place: int, row: Row) -> Row:
     own = {name: value for name, value in row.items() if value is not None or not name.startswith("radius_")}
     expected = [f"radius_{rule}" for rule in (BUILT_IN_RULES if family == SMOOTHING else INTERVAL_RULES)]
     finite = expected + (["p_lower", "q_upper"] if family == SMOOTHING else [])
-    if not all(isinstance(own.get(name), float) and math.isfinite(own[name]) for name in finite):
-        raise ValueError(f"row {place} has a radius or a bound that is not a finite number")
+    for name in finite:
+        value = own.get(name)
+        if not (isinstance(value, float) and math.isfinite(value)):
+            shown = "" if value is None else str(value)[:40]
+            raise ValueError(f"{CERTIFICATES}, row {place}: {name} is {shown!r}; valid: a finite number")
     if family == SMOOTHING:
         [float(row[name]) for name in ("rounding", *(f"radius_{rule}" for rule in radius_rules(own)))]
     answer = "" if row["answer"] is None else row["answer"]
