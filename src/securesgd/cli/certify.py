@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from securesgd.certificates.rules import INTERVAL, INTERVAL_RULES, SMOOTHING, caveat_in
 from securesgd.cli.app import Dataset, Network, app, parse_numbers
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, nearest
@@ -94,6 +93,7 @@ def certify(
     [dim]torchrun --nproc-per-node 4 --no-python securesgd certify runs/a[/]
     """
     from securesgd.certificates.record import CertifySettings
+    from securesgd.certificates.rules import INTERVAL, INTERVAL_RULES
     from securesgd.run import load_run
     from securesgd.runtime.machine import keep_memory
     from securesgd.runtime.processes import process_group
@@ -133,7 +133,9 @@ def certify(
 
 
 def _check(run: "Run", norm: str, examples: int, seed: int) -> dict[str, Any]:
-    """Return the result of attacking the certificates of one norm, with progress."""
+    """Return the result of attacking the certificates of one norm, or of the interval family, with progress."""
+    from securesgd.certificates.rules import INTERVAL, SMOOTHING
+
     with progress_bar("{task.description}", description="searching certified balls", total=1.0) as (progress, task):
 
         def show(which: str, share: float) -> None:
@@ -172,6 +174,8 @@ def _progress() -> Iterator[Callable[[float, int], None]]:
 
 
 def _print_summary(key: str, summary: dict[str, Any], rule: str, *, without_noise: bool) -> None:
+    from securesgd.certificates.rules import INTERVAL, caveat_in
+
     by_rule = summary["certified_accuracy"]
     how = f"in {key}"
     if key == INTERVAL:
