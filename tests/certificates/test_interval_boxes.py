@@ -176,3 +176,10 @@ def test_coarser_products_are_refused():
             boxes_of(nn.Linear(4, 2), torch.rand(1, 4), torch.zeros(1, 4))
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_softplus_drops_at_its_threshold():
+    """Above 20 it is the identity, which is less than softplus just before."""
+    network = nn.Sequential(nn.Softplus(), nn.Linear(1, 2)).double()
+    x = torch.tensor([[20.0 + 2e-11]], dtype=torch.float64)
+    inside(network, x, torch.full_like(x, 2e-11), x + torch.tensor([[-2e-11], [1e-11], [2e-11]], dtype=torch.float64))

@@ -124,3 +124,15 @@ def test_which_networks_have_linear_bounds():
         assert has_linear_bound(layer_graph(seeded(pooled, activation), (2, 4, 4)))
     for activation in (nn.ELU(), nn.Softplus(), nn.LeakyReLU(1.5), nn.Hardtanh()):
         assert not has_linear_bound(layer_graph(seeded(pooled, activation), (2, 4, 4)))
+
+
+@pytest.mark.parametrize(("middle", "y", "least"), [(-0.5, 1, -0.5), (0.5, 1, -1.5), (-0.5, 0, 0.0), (0.5, 0, -0.5)])
+def test_one_unit_that_changes_sign(middle, y, least):
+    """relu(x) or −relu(x) within 1 of the middle: the chord is exact above, the line through zero is known below."""
+    network = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 2)).double()
+    with torch.no_grad():
+        for parameter, value in zip(network.parameters(), ([[1.0]], [0.0], [[1.0], [0.0]], [0.0, 0.0]), strict=True):
+            parameter.copy_(torch.tensor(value))
+    bound = bounds_of(network, torch.tensor([[middle]]), 1.0, torch.tensor([y]), way="linear")[0, 1 - y]
+    assert float(bound) == pytest.approx(least, abs=1e-9)
+    assert float(bound) <= least
