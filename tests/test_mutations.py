@@ -192,6 +192,8 @@ MUTATIONS = {
     "edited label accepted": ("certificates/stored_proofs.py", 'if row["label"] != int(targets[row["index"]]):', "if False:", "certificates/test_forged_files.py -k label"),
     "forged sensitivity believed": ("certificates/sensitivity.py", "proven = model.sensitivity(norm, stated)", "proven = stated", "certificates/test_forged_files.py -k forged"),
     "record's sensitivity believed": ("certificates/stored_proofs.py", "if not math.isclose(stated, true, rel_tol=1e-9):", "if False:", "certificates/test_forged_files.py -k smaller_sensitivity"),
+    "edited interval radius accepted": ("certificates/stored_proofs.py", "    if not true.all():", "    if False:", "certificates/test_interval_family.py -k edited_row"),
+    "interval check lets a flip pass": ("attacks/falsify_intervals.py", '"sound": not broken', '"sound": True', "certificates/test_interval_family.py -k too_large"),
     "report believes radii": ("report/run_record.py", "            require_true_radii(own_rows, stated, path.name)\n", "            pass\n", "certificates/test_forged_files.py -k edited_row"),
     "certificates of other weights kept": ("certificates/stored_certificates.py", "if record[name] != new[name]]", "if False]", "certificates/test_run_certificates.py -k weights_or_data"),
     "sensitivity of other weights": ("certificates/sensitivity.py", 'if content["weights"] == weights:', "if True:", "certificates/test_run_certificates.py -k found_once"),
