@@ -42,8 +42,8 @@ def _cells(profile: str) -> list[Cell]:
     return [
         *cells("mnist", "dp-ibp", 3.0),
         *cells("fashion-mnist", "dp-ibp", 8.0),
-        *cells("cifar10", "dp-ibp", 8.0),
         *(cell for epsilon in (1.0, 8.0) for cell in cells("mnist", "dp-ibp", epsilon)),
+        *cells("cifar10", "dp-ibp", 8.0),
         *(cell for radius in _TRAIN_RADII for cell in cells("mnist", "dp-ibp", 3.0, radius)),
         *(cell for epsilon in _EPSILONS for cell in cells("mnist", "secure-sgd", epsilon)),
     ]
