@@ -41,7 +41,8 @@ def test_cells_give_rows_with_intervals_and_a_figure(digits_models, tmp_path):
         assert row["attacked_lower"] <= row["attacked"] <= row["attacked_upper"]
         assert row["sandwich_holds"] == 1
         assert row["eot"] == (3 if row["protocol"] == "sound" else 0)
-    assert all(row["certified_clean"] == 0 for row in rows if row["method"] == "dpsgd")
+    # DP-SGD has no noise to vote under: its certificates are by interval bounds, and prove nothing this far out
+    assert all(row["certified_clean"] == 0 for row in rows if row["method"] == "dpsgd" and row["budget"] == 0.3)
     EXPERIMENTS["attacks"].draw(rows, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
     assert (tmp_path / "gains.csv").exists()
