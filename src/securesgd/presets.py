@@ -69,15 +69,22 @@ _INTERVAL: dict[str, dict[str, Any]] = {
     },
     "mnist": {
         "interval": {"train_radius": 0.12},
-        "training": {"epsilon": 3.0, "delta": 1e-5, "batch_size": 2048, "steps": 400, "learning_rate": 2.0},
+        "training": {"epsilon": 3.0, "delta": 1e-5, "batch_size": 4096, "steps": 400, "learning_rate": 2.0},
     },
     "fashion-mnist": {
         "interval": {"train_radius": 0.12},
         "training": {"epsilon": 8.0, "delta": 1e-5, "batch_size": 2048, "steps": 400, "learning_rate": 2.0},
     },
     "cifar10": {
-        "interval": {"train_radius": 0.01, "clean_weight": 0.5},
-        "training": {"epsilon": 8.0, "delta": 1e-5, "batch_size": 2048, "steps": 400, "learning_rate": 1.0},
+        "interval": {"train_radius": 0.01, "clean_weight": 0.5, "initialisation": "own"},
+        "training": {
+            "epsilon": 8.0,
+            "delta": 1e-5,
+            "batch_size": 2048,
+            "steps": 300,
+            "learning_rate": 1.0,
+            "max_grad_norm": 1.0,
+        },
     },
 }
 _OWN = "digits"  # sizes of the user's own data are not known here: small and quick, to be changed
@@ -91,9 +98,9 @@ def preset(dataset: str, method_name: str) -> dict[str, Any]:
     if chosen.interval:
         values = copy.deepcopy(_INTERVAL.get(dataset, _INTERVAL[_OWN]))
         values["network"] = "interval-cnn"
-        values["training"] |= {
+        values["training"] = {
             "momentum": 0.9, "max_grad_norm": 2.0, "schedule": "linear", "ema_decay": 0.98, "micro_batch": 256,
-        }  # fmt: skip
+        } | values["training"]  # fmt: skip
         if not chosen.private:
             values["training"] |= {"learning_rate": 0.1, "max_grad_norm": 1.0}
             del values["training"]["epsilon"]
