@@ -49,7 +49,10 @@ def bounds_of(network, x, radius, y, *, way="interval", input_range=None):
     steps = activation_boxes(
         net, input_box(net, x, torch.full_like(x, radius, dtype=torch.float64), input_range), errors=way == "linear"
     )
-    return (linear_margin_bounds if way == "linear" else margin_bounds)(net, steps, y)
+    if way == "interval":
+        return margin_bounds(net, steps, y)
+    bounds = linear_margin_bounds(net, steps, y, torch.arange(net.classes).expand(len(y), -1))
+    return bounds.scatter(1, y[:, None], torch.inf)
 
 
 @torch.no_grad()

@@ -84,6 +84,13 @@ class Box:
             self._ends = (self.centre - self.radius, self.centre + self.radius)
         return self._ends
 
+    def select(self, examples: Tensor) -> "Box":
+        """Return the box of these examples, in the forms that it has."""
+        box = Box.__new__(Box)
+        box._centre, box._radius = (None if part is None else part[examples] for part in (self._centre, self._radius))
+        box._ends = None if self._ends is None else (self._ends[0][examples], self._ends[1][examples])
+        return box
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
@@ -91,6 +98,10 @@ class Step:
 
     box: Box
     error: Tensor | None = None
+
+    def select(self, examples: Tensor) -> "Step":
+        """Return the step of these examples."""
+        return Step(self.box.select(examples), None if self.error is None else self.error[examples])
 
 
 def input_box(net: PreparedGraph, x: Tensor, reach: Tensor, input_range: tuple[float, float] | None) -> Box:

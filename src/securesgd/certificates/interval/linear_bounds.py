@@ -11,14 +11,14 @@ sum in float64 loses at most `slack` times the absolute values, <|Λ|, |W||h| + 
 Reference: Zhang et al. 2018 (CROWN), Zhang et al. 2020 (CROWN-IBP).
 """
 
-__all__ = ["has_linear_bound", "linear_margin_bounds"]
+__all__ = ["best_margin_bounds", "has_linear_bound", "linear_margin_bounds"]
 
 import math
 
 import torch
 from torch import Tensor
 
-from securesgd.certificates.interval.boxes import Box, Step
+from securesgd.certificates.interval.boxes import Box, Step, margin_bounds
 from securesgd.certificates.interval.prepared import PreparedGraph
 from securesgd.certificates.interval.relaxations import LINES, leak, lines_of
 from securesgd.models.layer_graph import LayerGraph, Operation
@@ -30,15 +30,35 @@ def has_linear_bound(graph: LayerGraph) -> bool:
     return all(curve.curve in LINES and (curve.curve != "leaky_relu" or leak(curve) <= 1) for curve in curves)
 
 
-def linear_margin_bounds(net: PreparedGraph, steps: list[Step], prediction: Tensor) -> Tensor:
-    """Return lower bounds of z_y − z_j, as the network computes both, [examples, classes]; infinity for j = y.
+def best_margin_bounds(net: PreparedGraph, steps: list[Step], prediction: Tensor, together: int) -> Tensor:
+    """Return per example a lower bound of z_y − z_j over the rivals j that boxes leave open, or all if there are none.
+
+    It is positive only if each rival is excluded by its box or by its linear bound, and NaN where nothing is known. At
+    most `together` rows, one for each example and rival, are computed at once.
+    """
+    margins = margin_bounds(net, steps, prediction)
+    left = ~(margins > 0)
+    counts = left.sum(1)
+    for count in sorted(set(counts.tolist()) - {0}):
+        for part in (counts == count).nonzero()[:, 0].split(max(1, together // count)):
+            whole = len(part) == len(prediction)
+            rivals = left[part].nonzero()[:, 1].reshape(len(part), count)
+            own_steps = steps if whole else [step.select(part) for step in steps]
+            linear = linear_margin_bounds(net, own_steps, prediction[part], rivals)
+            rows = part[:, None].expand_as(rivals)
+            margins[rows, rivals] = torch.maximum(margins[rows, rivals], linear)
+    return torch.where(left | (counts == 0)[:, None], margins, math.inf).amin(1)
+
+
+def linear_margin_bounds(net: PreparedGraph, steps: list[Step], prediction: Tensor, rivals: Tensor) -> Tensor:
+    """Return lower bounds of z_y − z_j, as the network computes both, for these rivals j, [examples, rivals].
 
     `steps` are the boxes of all operations with their errors.
     """
-    operations, count, classes = net.graph.operations, len(prediction), net.classes
-    identity = torch.eye(classes, dtype=net.dtype, device=net.device)
-    rows: dict[int, Tensor] = {len(operations) - 1: identity[prediction][:, None] - identity}
-    bound = torch.zeros(count, classes, dtype=net.dtype, device=net.device)
+    operations = net.graph.operations
+    identity = torch.eye(net.classes, dtype=net.dtype, device=net.device)
+    rows: dict[int, Tensor] = {len(operations) - 1: identity[prediction][:, None] - identity[rivals]}
+    bound = torch.zeros(rivals.shape, dtype=net.dtype, device=net.device)
     for place in range(len(operations) - 1, 0, -1):
         if place not in rows:
             continue
@@ -54,8 +74,7 @@ def linear_margin_bounds(net: PreparedGraph, steps: list[Step], prediction: Tens
                 rows[source] = row
     first, box = rows[0], steps[0].box
     worst = torch.add(box.radius, box.magnitude, alpha=net.slack)
-    bound = bound + _dot(first, box.centre) - _dot(first.abs(), worst)
-    return bound.scatter(1, prediction[:, None], math.inf)
+    return bound + _dot(first, box.centre) - _dot(first.abs_(), worst)
 
 
 def _dot(rows: Tensor, values: Tensor) -> Tensor:
@@ -87,8 +106,8 @@ def _backward(
     if operation.module is not None:
         layer = net.layers[place]
         back = layer.adjoint(flat, layer.weight, shape)
-        constant = layer.of_channels(layer.bias).expand(operation.shape)
-        return [back.reshape(*outer, *shape)], _dot(rows, constant.expand(len(rows), *operation.shape)) - loss
+        per_channel = rows.flatten(3).sum(3) if kind == "convolution" else rows
+        return [back.reshape(*outer, *shape)], (per_channel @ layer.bias).reshape(*outer, -1).sum(2) - loss
     if kind == "sum":
         return [rows, rows.clone()], -loss
     if kind == "affine":

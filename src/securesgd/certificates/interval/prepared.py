@@ -34,10 +34,6 @@ class Prepared:
     underflow: float
     """Plus this."""
 
-    def of_channels(self, values: Tensor) -> Tensor:
-        """Return a value per output channel in a shape that adds to the layer's output."""
-        return values.reshape(-1, *(1 for _ in range(self.weight.dim() - 2)))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedGraph:

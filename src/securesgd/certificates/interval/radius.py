@@ -4,8 +4,8 @@ __all__ = ["IntervalRadii", "interval_radii", "proven_at"]
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,14 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from securesgd.certificates.interval.boxes import activation_boxes, input_box, margin_bounds
-from securesgd.certificates.interval.linear_bounds import has_linear_bound, linear_margin_bounds
+from securesgd.certificates.interval.linear_bounds import best_margin_bounds, has_linear_bound
 from securesgd.certificates.interval.prepared import PreparedGraph, prepare
-from securesgd.certificates.interval.search import proven_steps, secant_steps
+from securesgd.certificates.interval.search import guessed_crossing, proven_steps
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.validate import Array, finite_array, nonnegative_array, validate_positive
 
 Bounds = Literal["interval", "best"]
-Way = Literal["interval", "linear", "best"]
+_FIRST = 50  # examples from which the guesses of the others start
 _BLOCK = 1000  # examples between two reports of progress
 _TOGETHER = 2**19  # numbers of one intermediate value
 _GUARD = 1 + 1e-6  # a radius is proven a little beyond itself, so that other sums' bits do not undo it
@@ -30,7 +30,8 @@ _GUARD = 1 + 1e-6  # a radius is proven a little beyond itself, so that other su
 class IntervalRadii:
     """What the bounds prove for each example: its class, and the radius by boxes and by linear bounds.
 
-    A radius of 0 says that nothing is proven; `linear` is 0 where the network has no linear bound.
+    A radius of 0 says that nothing is proven. `linear` leaves rival classes that boxes exclude to them, so it is at
+    least `interval`; it is 0 if linear bounds were not asked for, or the network has none.
     """
 
     prediction: NDArray[np.int64]
@@ -66,18 +67,20 @@ def interval_radii(
     if tolerance > largest:
         raise InvalidInputError(f"tolerance is {tolerance:g}; valid: at most largest, {largest:g}")
     _require_bounds(bounds)
-    prediction, parts = question.predictions(), []
-    for start in range(0, len(inputs), _BLOCK):
-        part = np.arange(start, min(start + _BLOCK, len(inputs)))
-        grid = _Grid(question, prediction, part, largest, tolerance)
-        interval = grid.interval()
-        linear = np.zeros_like(interval)
-        if bounds == "best" and has_linear_bound(question.proof.graph):
-            linear = grid.linear(interval)
-        parts.append((interval, linear))
+    lines = bounds == "best" and has_linear_bound(question.proof.graph)
+    prediction, ahead = question.predictions()
+    grid = _Grid(question, prediction, ahead, largest, tolerance)
+    interval, linear = np.zeros(len(inputs)), np.zeros(len(inputs))
+    for start, stop in pairwise(
+        sorted({0, min(_FIRST, len(inputs)), *range(_BLOCK, len(inputs), _BLOCK), len(inputs)})
+    ):
+        part = np.arange(start, stop)
+        steps = grid.by_boxes(part)
+        interval[part] = grid.radius(steps)
+        if lines:
+            linear[part] = grid.radius(grid.by_lines(part, steps))
         if on_progress is not None:
-            on_progress(int(part[-1]) + 1)
-    interval, linear = (np.concatenate([np.zeros(0), *(pair[i] for pair in parts)]) for i in (0, 1))
+            on_progress(stop)
     return IntervalRadii(prediction=prediction, interval=interval, linear=linear)
 
 
@@ -110,64 +113,59 @@ def proven_at(
     radii = nonnegative_array("radius", radius)
     if radii.shape not in ((), (len(inputs),)):
         raise InvalidInputError(f"radius has shape {list(radii.shape)}; valid: one number, or one for each input")
-    way: Way = "best" if bounds == "best" and has_linear_bound(question.proof.graph) else "interval"
+    lines = bounds == "best" and has_linear_bound(question.proof.graph)
     everything = np.arange(len(inputs))
-    return question.margins(question.proof, way, everything, y, np.broadcast_to(radii, y.shape)) > 0
+    return question.margins(question.proof, lines, everything, y, np.broadcast_to(radii, y.shape)) > 0
 
 
 class _Grid:
-    """Radii that are multiples of the tolerance, for some of the examples."""
+    """Radii that are multiples of the tolerance."""
 
     def __init__(
-        self, question: "_Question", prediction: NDArray[np.int64], part: NDArray[np.intp], largest: float, step: float
+        self, question: "_Question", prediction: NDArray[np.int64], ahead: Array, largest: float, step: float
     ) -> None:
-        self._question, self._y, self._part = question, prediction, part
+        self._question, self._y, self._ahead = question, prediction, ahead
         self._most, self._step, self._largest = int(largest / step * (1 + 1e-12)), step, largest
+        # What the examples before found, in the middle: steps per score that a class is ahead, and by lines per by boxes.
+        self._per_score, self._per_box = 0.0, 1.1
 
-    def _radius(self, steps: NDArray[np.int64]) -> Array:
+    def radius(self, steps: NDArray[Any]) -> Array:
+        """Return the radii of these steps."""
         return np.minimum(steps * self._step, self._largest)
 
-    def _margins(self, net: PreparedGraph, way: Way, examples: NDArray[np.intp], radii: Array) -> Array:
-        chosen = self._part[examples]
-        return self._question.margins(net, way, chosen, self._y[chosen], radii)
+    def by_boxes(self, part: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Return the largest steps that boxes prove."""
+        start = self._per_score * self._ahead[part] if self._per_score else np.full(len(part), self._most / 500)
+        steps = self._searched(part, start, np.zeros(len(part), dtype=np.int64), lines=False)
+        found = steps > 0
+        if found.any():
+            self._per_score = float(np.median(steps[found] / self._ahead[part[found]]))
+        return steps
 
-    def _proof(self, way: Way, examples: NDArray[np.intp], steps: NDArray[np.int64]) -> Array:
-        return self._margins(self._question.proof, way, examples, self._radius(steps) * _GUARD)
+    def by_lines(self, part: NDArray[np.intp], boxes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the largest steps that boxes and linear bounds prove together, from those of boxes alone."""
+        steps = self._searched(part, self._per_box * np.maximum(boxes, 1), boxes, lines=True)
+        found = boxes > 0
+        if found.any():
+            self._per_box = max(1.01, float(np.median(steps[found] / boxes[found])))
+        return steps
 
-    def interval(self) -> Array:
-        """Return the largest radii that boxes prove: guessed in float32, which is faster, then proven."""
+    def _searched(
+        self, part: NDArray[np.intp], start: Array, known: NDArray[np.int64], *, lines: bool
+    ) -> NDArray[np.int64]:
+        """Return proven steps. Guesses are in float32, which is faster, and may fail; only proofs count."""
 
-        def guess(examples: NDArray[np.intp], steps: NDArray[np.int64]) -> Array:
-            return self._margins(self._question.guess, "interval", examples, self._radius(steps))
+        def guess(examples: NDArray[np.intp], steps: Array) -> Array:
+            return self._margins(self._question.guess, lines, part[examples], self.radius(steps))
 
-        guesses = secant_steps(guess, self._at_zero(), self._near(None), self._most)
-        return self._verified(
-            "interval", proven_steps(lambda *asked: self._proof("interval", *asked) > 0, guesses, self._most)
-        )
+        def proof(examples: NDArray[np.intp], steps: NDArray[np.int64]) -> Array:
+            return self._margins(self._question.proof, lines, part[examples], self.radius(steps) * _GUARD)
 
-    def linear(self, interval: Array) -> Array:
-        """Return radii that linear bounds prove, looked for from those of the boxes on."""
-        proof = partial(self._proof, "linear")
-        return self._verified("linear", secant_steps(proof, self._at_zero(), self._near(interval), self._most))
+        crossing, fall = guessed_crossing(guess, self._ahead[part], start, self._most)
+        return proven_steps(proof, crossing, fall, known, self._most)
 
-    def _at_zero(self) -> Array:
-        everything = np.arange(len(self._part))
-        return self._margins(self._question.guess, "interval", everything, np.zeros(len(everything)))
-
-    def _near(self, radii: Array | None) -> NDArray[np.int64]:
-        """Return the steps to look at first."""
-        first = np.full(len(self._part), self._largest / 500) if radii is None else radii
-        return np.rint(first / self._step).astype(np.int64)
-
-    def _verified(self, way: Way, steps: NDArray[np.int64]) -> Array:
-        """Return the radii of the steps, lowered where `proven_at`, which takes all examples together, fails."""
-        everything = np.arange(len(self._part))
-        while True:
-            margins = self._margins(self._question.proof, way, everything, self._radius(steps))
-            fails = ~(margins > 0) & (steps > 0)
-            if not fails.any():
-                return self._radius(steps)
-            steps = np.where(fails, steps - 1, steps)
+    def _margins(self, net: PreparedGraph, lines: bool, examples: NDArray[np.intp], radii: Array) -> Array:
+        return self._question.margins(net, lines, examples, self._y[examples], radii)
 
 
 class _Question:
@@ -199,22 +197,25 @@ class _Question:
             raise InvalidInputError("box holds a number that is negative or not finite; valid: finite half-widths >= 0")
 
     @torch.no_grad()
-    def predictions(self) -> NDArray[np.int64]:
-        """Return the class with the highest score at each input, as the network computes it."""
-        net = self.proof
-        scores = [
-            net.graph.evaluate(part.to(net.device, net.arithmetic.dtype)).argmax(1).cpu()
-            for part in torch.split(self._inputs, _BLOCK)
-        ]
-        return torch.cat([torch.zeros(0, dtype=torch.int64), *scores]).numpy()
+    def predictions(self) -> tuple[NDArray[np.int64], Array]:
+        """Return the class with the highest score at each input, as the network computes it, and how far it is ahead."""
+        net, parts = self.proof, [torch.zeros(0, self.proof.classes)]
+        for part in torch.split(self._inputs, _BLOCK):
+            parts.append(net.graph.evaluate(part.to(net.device, net.arithmetic.dtype)).cpu())
+        scores = torch.cat(parts).double()
+        best = scores.topk(2, dim=1).values
+        return scores.argmax(1).numpy(), (best[:, 0] - best[:, 1]).numpy()
 
     @torch.no_grad()
     def margins(
-        self, net: PreparedGraph, way: Way, examples: NDArray[np.intp], prediction: NDArray[np.int64], radii: Array
+        self, net: PreparedGraph, lines: bool, examples: NDArray[np.intp], prediction: NDArray[np.int64], radii: Array
     ) -> Array:
-        """Return the smallest bound of z_y − z_j over the rivals j, per example; NaN where nothing is known."""
-        numbers = net.width * (1 if way == "interval" else net.classes)
-        together = max(1, _TOGETHER // numbers)
+        """Return a number per example that is positive only if z_y − z_j > 0 is proven for all rivals j.
+
+        It is a bound of the smallest of them, with `lines` over those only that boxes leave open, if there are any. NaN
+        says that nothing is known.
+        """
+        together = max(1, _TOGETHER // net.width)
         out = [np.zeros(0)]
         for start in range(0, len(examples), together):
             part = slice(start, start + together)
@@ -224,14 +225,9 @@ class _Question:
             reach = torch.from_numpy(np.array(radii[part])).to(net.device).reshape(-1, *(1,) * (x.dim() - 1))
             y = torch.from_numpy(np.array(prediction[part])).to(net.device)
             start_box = input_box(net, x, reach * widths.to(net.device).double(), self._range)
-            steps = activation_boxes(net, start_box, errors=way != "interval")
-            if way == "linear":
-                margins = linear_margin_bounds(net, steps, y)
-            elif way == "interval":
-                margins = margin_bounds(net, steps, y)
-            else:
-                margins = torch.maximum(margin_bounds(net, steps, y), linear_margin_bounds(net, steps, y))
-            out.append(margins.amin(1).cpu().double().numpy())  # NaN where one is
+            steps = activation_boxes(net, start_box, errors=lines)
+            smallest = best_margin_bounds(net, steps, y, together) if lines else margin_bounds(net, steps, y).amin(1)
+            out.append(smallest.cpu().double().numpy())  # NaN where one is
         return np.concatenate(out)
 
 
