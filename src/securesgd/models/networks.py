@@ -9,6 +9,7 @@ A row of `NETWORKS` adds a network; an import path, `package.module:function`, i
 __all__ = ["NETWORKS", "network", "network_from_function"]
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -115,6 +116,13 @@ def interval_cnn(input_shape: InputShape, classes: int, hidden: int = 0) -> nn.S
     return _with_head(body, input_shape, hidden, classes, nn.ReLU)
 
 
+def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 32) -> nn.Sequential:
+    """Return one hidden layer of ReLU units on the flattened input: for tables, whose inputs are vectors."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
+    )
+
+
 def _with_head(
     body: list[nn.Module],
     input_shape: InputShape,
@@ -137,6 +145,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "cifar-cnn": cifar_cnn,
     "digits-cnn": digits_cnn,
     "interval-cnn": interval_cnn,
+    "mlp": mlp,
     "mnist-cnn": mnist_cnn,
     "tanh-cnn": tanh_cnn,
 }
@@ -160,8 +169,10 @@ def network(name: str, input_shape: tuple[int, ...], classes: int, hidden: int |
         if hidden is not None:
             raise InvalidInputError(f"hidden is {hidden}, but the network {name} sets its own widths; leave it out")
         return network_from_function(load_function(name, "the network"), tuple(input_shape), classes, name)
-    if len(input_shape) != 3 or min(input_shape) < 1:
-        raise InvalidInputError(f"input_shape is {tuple(input_shape)}: it must be (channels, height, width)")
+    if (len(input_shape) != 3 and name != "mlp") or min(input_shape) < 1:
+        raise InvalidInputError(
+            f"input_shape is {tuple(input_shape)}: for {name} it must be (channels, height, width); mlp takes any"
+        )
     if hidden is None:
         return NETWORKS[name](input_shape, classes)
     if hidden < 1:
