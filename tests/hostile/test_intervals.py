@@ -2,13 +2,18 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from securesgd.certificates.interval.radius import interval_radii
-from securesgd.errors import InvalidInputError
+from securesgd.certificates.interval.radius import interval_radii, proven_at
+from securesgd.certificates.intervals import certify_by_intervals
+from securesgd.certificates.record import CertifySettings
+from securesgd.certificates.stored_certificates import certificate_rows
+from securesgd.certificates.stored_proofs import _require_proven_rows
+from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.models.interval_network import IntervalNetwork
 
 SIZE = 64  # random inputs of this size have sums far below the 60 at which these networks turn
@@ -174,3 +179,39 @@ def test_a_last_layer_that_is_used_twice_is_refused():
     layer = nn.Linear(2, 2)
     with pytest.raises(InvalidInputError, match="used before"):
         IntervalNetwork(nn.Sequential(layer, nn.ReLU(), layer), (2,), steps=10)
+
+
+class Third(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = linear([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])
+
+    def forward(self, x):
+        return self.first(x) / 3
+
+
+def test_the_class_is_the_networks_own_where_a_factor_would_round_otherwise():
+    net, larger = Third().eval(), torch.rand(2000, generator=torch.Generator().manual_seed(0))
+    x = torch.stack([torch.nextafter(larger, torch.zeros(())), larger], dim=1)  # x/3 ties where x·(1/3) does not
+    with torch.no_grad():
+        expected = net(x).argmax(1).numpy()
+    assert (interval_radii(net, x, bounds="interval", tolerance=0.5).prediction == expected).all()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_stored_radius_raised_by_less_than_a_billionth_is_refused(asked, tmp_path):
+    torch.manual_seed(0)
+    model, x = nn.Linear(SIZE, 2).eval(), torch.rand(1, SIZE)
+    top = interval_radii(model, x, tolerance=1e-6).interval[0]
+    low, high = 0.0, 2 * top
+    while np.nextafter(low, 1) < high:  # the largest number that is proven
+        middle = (low + high) / 2
+        low, high = (middle, high) if proven_at(model, x, [int(model(x).argmax())], middle)[0] else (low, middle)
+    settings = CertifySettings(radius=low if asked else None)
+    certificate = certify_by_intervals(model, x, settings.for_model(model), np.arange(1))
+    rows = certificate_rows(certificate, model(x).argmax(1), "")
+    record = {"settings": settings.for_model(model).json()}
+    _require_proven_rows(tmp_path, rows, record, model, x)
+    rows[0]["radius_tight"] = rows[0]["radius_interval"] = float(high)
+    with pytest.raises(DamagedFileError, match="changed"):
+        _require_proven_rows(tmp_path, rows, record, model, x)

@@ -5,6 +5,7 @@ What has no sound bound is refused by its name.
 
 __all__ = ["read_graph"]
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -271,7 +272,9 @@ class _Reader:
             raise InvalidInputError(f"{name} by zero or by a value of the network has no interval bound")
         if self._operations[source[0]].shape != shape:
             raise InvalidInputError(f"{name} changes the shape; it has no interval bound")
-        self._add(node, Operation("affine", name, source, shape, scale=scale, shift=shift))
+        own = getattr(operator, "truediv" if target == "div" else target)
+        function = (lambda x: own(x, constant)) if inside[0] else (lambda x: own(constant, x))
+        self._add(node, Operation("affine", name, source, shape, function=function, scale=scale, shift=shift))
 
     def _constant(self, value: Any, name: str) -> "Tensor | float":
         if isinstance(value, int | float):
