@@ -92,6 +92,8 @@ def require_true_intervals(rows: Sequence[dict[str, Any]], record: dict[str, Any
         tight, by_boxes, by_lines = (row[f"radius_{rule}"] for rule in INTERVAL_RULES)
         if not all(isinstance(radius, float) and 0 <= radius < np.inf for radius in (tight, by_boxes, by_lines)):
             raise DamagedFileError(f"{place}: a radius is not a number >= 0; the row was changed")
+        if target is not None and not {by_boxes, by_lines} <= {0.0, float(target)}:
+            raise DamagedFileError(f"{place}: a radius is neither 0 nor {target:g}, which was asked; it was changed")
         larger = max(by_boxes, by_lines)
         if tight != larger:
             raise DamagedFileError(

@@ -31,7 +31,7 @@ from securesgd.errors import DamagedFileError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.theory import Sensitivity
 
-_DOWN = 1 - 1e-9  # of what another version of a library may round differently
+_DOWN = 1 - 1e-9  # of what another version of a library may round differently, where one radius was asked
 _NEAR = 1e-4  # of the largest output: outputs that another order of sums may exchange
 
 
@@ -101,6 +101,7 @@ def _require_proven_rows(
         raise DamagedFileError(f"{folder / CERTIFICATES} has an interval row of a class that the model does not have")
     own = outputs.gather(1, torch.from_numpy(prediction)[:, None])[:, 0]
     true = (own >= outputs.amax(1) - _NEAR * outputs.abs().amax(1)).numpy()
+    down = 1.0 if stored["radius"] is None else _DOWN  # radii that were searched are proven a little beyond themselves
     for rule, bounds in (("interval", "interval"), ("linear", "best")):
         radius = np.array([row[f"radius_{rule}"] for row in rows])
         stated = radius > 0
@@ -109,7 +110,7 @@ def _require_proven_rows(
         stated |= np.array([row["answer"] == "yes" for row in rows]) & (rule == "linear") & (radius == 0)
         chosen = np.flatnonzero(stated & true)
         places = [rows[i]["index"] for i in chosen]
-        true[chosen] = is_proven(model, inputs[places], prediction[chosen], radius[chosen] * _DOWN, settings, bounds)
+        true[chosen] = is_proven(model, inputs[places], prediction[chosen], radius[chosen] * down, settings, bounds)
     if not true.all():
         row = rows[int(np.flatnonzero(~true)[0])]
         raise DamagedFileError(

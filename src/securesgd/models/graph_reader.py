@@ -5,6 +5,7 @@ What has no sound bound is refused by its name.
 
 __all__ = ["read_graph"]
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,12 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         of_torch = type(m).__module__.startswith("torch.nn.modules") and not isinstance(m, nn.Sequential)
         return isinstance(m, NoisyLayer) or of_torch
+
+    def create_node(self, *arguments: Any, **keywords: Any) -> fx.Node:
+        """Note a call. Raises: InvalidInputError inside an autocast, which leaves no other trace."""
+        if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+            raise InvalidInputError("the network runs in autocast, which rounds to half precision; valid: without it")
+        return super().create_node(*arguments, **keywords)
 
 
 def _trace(network: nn.Module) -> fx.GraphModule:
@@ -144,7 +151,7 @@ class _Reader:
             self._add(node, Operation(_POOLS[kind], name, source, shape, function=module))
         elif kind in (nn.Flatten, nn.Unflatten):
             self._add(node, Operation("reshape", name, source, shape, function=_to_shape(shape)))
-        elif kind in (nn.Identity, nn.Dropout, nn.Dropout2d):  # in eval mode
+        elif kind in (nn.Identity, nn.Dropout, nn.Dropout2d) and not (module.training and kind is not nn.Identity):
             self._place[node] = source[0]
         else:
             raise InvalidInputError(f"{name} has no sound interval bound; valid: {_valid()}")
@@ -176,14 +183,31 @@ class _Reader:
             raise InvalidInputError(f"{name} decreases ({slope} < 0); interval bounds need monotone activations")
         if isinstance(module, nn.Softplus):
             _require_smooth_softplus(name, module.beta, module.threshold)
+        if getattr(module, "inplace", False):
+            self._require_last_use(node, name)
         curve, exact = _MODULES[type(module)]
         self._add(
             node, Operation("activation", name, source, shape, function=_not_in_place(module), exact=exact, curve=curve)
         )
 
+    def _require_last_use(self, node: fx.Node, name: str) -> None:
+        """Pass if nobody else reads what an operation in place overwrites, under this name or as a view of it."""
+        source = node.all_input_nodes[0]
+        while True:
+            if source.op == "placeholder" or len(source.users) > 1:
+                raise InvalidInputError(f"{name} overwrites a value that is used elsewhere; valid: inplace=False")
+            above = source.all_input_nodes[0]
+            is_same = self._place[source] == self._place.get(above)
+            if not is_same and self._operations[self._place[source]].kind != "reshape":
+                return
+            source = above
+
     def _read_function(self, node: fx.Node) -> None:
         target = _function_name(node.target)
         name = f"the function {target}"
+        home = getattr(node.target, "__module__", None) or "torch"  # functions in C have none
+        if home.split(".")[0] not in ("torch", "_operator", "builtins"):
+            raise InvalidInputError(f"{name} of {home} has no sound interval bound; valid: {_valid()}")
         if node not in self._shapes and target in _SIZES:  # a size, not a tensor
             return
         tensors = [argument for argument in node.all_input_nodes if argument in self._place]
@@ -208,6 +232,8 @@ class _Reader:
             plain, keywords = target.rstrip("_"), {k: v for k, v in node.kwargs.items() if k != "inplace"}
             if any(isinstance(v, int | float) and v < 0 for v in (*rest, *keywords.values())) and plain != "hardtanh":
                 raise InvalidInputError(f"{name} has a negative slope; interval bounds need monotone activations")
+            if target != plain or node.kwargs.get("inplace") or any(value is True for value in rest):
+                self._require_last_use(node, name)
             of = getattr(functional, plain, None) or getattr(torch, plain)
             if plain == "softplus":
                 given = dict(zip(("beta", "threshold"), rest, strict=False)) | keywords
@@ -240,13 +266,15 @@ class _Reader:
             scale, shift = constant, 0.0
         elif target == "sub":
             scale, shift = (1.0, -constant) if inside[0] else (-1.0, constant)
-        elif inside[0]:
+        elif inside[0] and bool(torch.as_tensor(constant != 0).all()):
             scale, shift = 1 / constant, 0.0
         else:
-            raise InvalidInputError(f"{name} by a value of the network has no interval bound")
+            raise InvalidInputError(f"{name} by zero or by a value of the network has no interval bound")
         if self._operations[source[0]].shape != shape:
             raise InvalidInputError(f"{name} changes the shape; it has no interval bound")
-        self._add(node, Operation("affine", name, source, shape, scale=scale, shift=shift))
+        own = getattr(operator, "truediv" if target == "div" else target)
+        function = (lambda x: own(x, constant)) if inside[0] else (lambda x: own(constant, x))
+        self._add(node, Operation("affine", name, source, shape, function=function, scale=scale, shift=shift))
 
     def _constant(self, value: Any, name: str) -> "Tensor | float":
         if isinstance(value, int | float):

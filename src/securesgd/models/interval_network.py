@@ -121,7 +121,8 @@ class IntervalNetwork(nn.Module):
     In eval mode it computes what the network does. In training mode it returns logits and worst-case logits, of which
     `loss` makes a loss per example; `project`, called after each step, moves the schedule of the radius on.
 
-    Raises: InvalidInputError naming a layer without a sound interval bound, or if the last layer is not Linear.
+    Raises: InvalidInputError naming a layer without a sound interval bound, or if the last layer is not Linear or used
+    twice; in training mode also if a layer or parameter was replaced since construction.
     """
 
     steps_done: Tensor
@@ -150,6 +151,8 @@ class IntervalNetwork(nn.Module):
         self.network = network
         graph = layer_graph(network, self.input_shape)
         _require_trainable(network, graph.operations[-1])
+        if [operation.module for operation in graph.layers()].count(graph.operations[-1].module) > 1:
+            raise InvalidInputError(f"{graph.operations[-1].name} is the last layer and used before; valid: used once")
         self._operations = graph.operations
         self._layers = _Layers(
             {operation.name: _boxed(operation, graph.operations[-1]) for operation in graph.layers()}
@@ -185,6 +188,7 @@ class IntervalNetwork(nn.Module):
         """Return logits in eval mode; in training mode logits and worst-case logits, as `IntervalMargins` has them."""
         if not self.training:
             return self.network(x)
+        self._require_own_parameters()
         lower, upper = x - self.radius, x + self.radius
         if self.input_range is not None:
             lower, upper = lower.clamp(*self.input_range), upper.clamp(*self.input_range)
@@ -210,6 +214,17 @@ class IntervalNetwork(nn.Module):
     def extra_repr(self) -> str:
         """Return the settings: a run with others is another run."""
         return f"{self.settings}, steps={self.steps}, input_range={self.input_range}"
+
+    def _require_own_parameters(self) -> None:
+        """Pass if the layers that take boxes have the network's parameters still."""
+        own = {id(parameter) for parameter in self.network.parameters()}
+        boxed = {id(parameter) for layer in self.box_layers.values() for parameter in layer.parameters()}
+        trained = {id(parameter) for parameter in self.network.parameters() if parameter.requires_grad}
+        if not trained <= boxed <= own:
+            raise InvalidInputError(
+                "a layer or parameter of the network was replaced, so that its boxes would be those of the old one; "
+                "valid: a new IntervalNetwork, or values copied into the parameters"
+            )
 
     def _run(self, operation: Operation, inputs: list[Tensor]) -> Tensor:
         """Return the three streams after one operation."""

@@ -23,7 +23,8 @@ def layer_graph(network: nn.Module, input_shape: tuple[int, ...]) -> LayerGraph:
     Guarantee: each operation is one of `Kind`, and the list computes what the network does at random inputs.
     Assumes: the network computes the same at other inputs, as torch.fx sees no decision by values that Python hides.
     Raises: InvalidInputError naming the first layer or function without a sound bound; also for hooks, which would
-    change what a layer computes, and for a forward that decides by the values of its input.
+    change what a layer computes, and for a forward that decides by the values of its input, changes its buffers or
+    overwrites a value that it uses again.
 
     Noise layers of this package count as absent: the graph is that of the network without its noise.
     """
@@ -31,8 +32,12 @@ def layer_graph(network: nn.Module, input_shape: tuple[int, ...]) -> LayerGraph:
     network.eval()
     try:
         _require_no_hooks(network)
+        before = {name: buffer.clone() for name, buffer in network.named_buffers()}
         graph = read_graph(network, input_shape)
         _require_same(network, graph, input_shape)
+        for name, buffer in network.named_buffers():
+            if name not in before or not torch.equal(before[name].nan_to_num(), buffer.nan_to_num()):
+                raise InvalidInputError(f"the network changes its buffer {name} when it runs; it has no interval bound")
         return graph
     finally:
         for module, training in was_training:

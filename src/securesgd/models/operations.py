@@ -22,7 +22,7 @@ class Operation:
     module: nn.Linear | nn.Conv2d | None = None
     """Of linear and convolution."""
     function: Callable[[Tensor], Tensor] | None = None
-    """Of an activation (monotone, not decreasing), a pool or a reshape."""
+    """Of an activation (monotone, not decreasing), a pool, a reshape, or an affine map that rounds as written."""
     exact: bool = True
     """Of an activation: whether it is computed without rounding, as a maximum is."""
     curve: str = ""
@@ -38,7 +38,7 @@ class Operation:
         if self.kind in ("linear", "convolution"):
             assert self.module is not None
             return self.module(x)
-        if self.kind == "affine":
+        if self.kind == "affine" and self.function is None:
             return x * self.scale + self.shift
         assert self.function is not None
         return self.function(x)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from securesgd.errors import InvalidInputError
+from securesgd.runtime.machine import require_full_precision
 
 UNIT64 = 2.0**-53
 
@@ -52,10 +53,6 @@ def arithmetic_of(network: nn.Module) -> Arithmetic:
 
 
 def _require_whole_float32(device: torch.device) -> None:
-    precision = torch.get_float32_matmul_precision()
-    if precision != "highest":
-        raise InvalidInputError(f"torch.set_float32_matmul_precision is {precision!r}; valid for proofs: 'highest'")
-    if torch.is_autocast_enabled(device.type):
-        raise InvalidInputError("torch.autocast is on, which rounds to half precision; valid for proofs: off")
+    require_full_precision(device.type)
     if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
         raise InvalidInputError("torch.backends.cudnn.allow_tf32 is True; valid for proofs: False")
