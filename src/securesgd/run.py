@@ -253,8 +253,10 @@ class Run:
         Guarantee: that of `certificates.certify`, with fresh noise: inputs may come from anybody. A model without noise
         predicts with the radius that interval bounds prove in linf; with radius 0 if one of its layers has none.
         `changes` are settings of `CertifySettings`, such as draws (1,000 if not given), norm, radius, family.
-        Raises: InvalidInputError for inputs that do not fit, are not finite or out of range, or a seed.
+        Raises: InvalidInputError for inputs that do not fit, are not finite or out of range, for a seed, or if the
+        weights are not those of the folder.
         """
+        self.require_own_model()
         if changes.get("seed") is not None:
             raise InvalidInputError(f"seed is {changes['seed']!r}; valid: None, because inputs may come from anybody")
         try:

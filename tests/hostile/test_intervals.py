@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
+import securesgd as ss
 from securesgd.certificates.interval.radius import interval_radii, proven_at
 from securesgd.certificates.intervals import certify_by_intervals
 from securesgd.certificates.record import CertifySettings
@@ -215,3 +216,51 @@ def test_a_stored_radius_raised_by_less_than_a_billionth_is_refused(asked, tmp_p
     rows[0]["radius_tight"] = rows[0]["radius_interval"] = float(high)
     with pytest.raises(DamagedFileError, match="changed"):
         _require_proven_rows(tmp_path, rows, record, model, x)
+
+
+def _settings(**changes):
+    return {"epsilon": 8.0, "delta": 1e-4, "batch_size": 32, "steps": 6, "noise_seed": 3, "checkpoint_steps": 2,
+            "block_steps": 2} | changes  # fmt: skip
+
+
+def _trained(out, on_step=None, resume=False, **changes):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4))
+    model = IntervalNetwork(plain, (1, 8, 8), train_radius=0.1, **changes)
+    generator = torch.Generator().manual_seed(1)
+    data = torch.rand(200, 1, 8, 8, generator=generator), torch.randint(4, (200,), generator=generator)
+    return ss.train(model, data, out=out, on_step=on_step, resume=resume, **_settings())
+
+
+def test_a_run_that_was_interrupted_ends_with_the_same_bits(tmp_path):
+    """The radius of the box is a matter of the step, and a resumed run must not begin its ramp again."""
+    whole = _trained(tmp_path / "whole")
+
+    def fails(report):
+        if report.step == 5:
+            raise OSError("the power is out")
+
+    with pytest.raises(OSError, match="power"):
+        _trained(tmp_path / "parts", on_step=fails)
+    parts = _trained(tmp_path / "parts", resume=True)
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, parts.model.state_dict()[name]), name
+    assert int(parts.model.steps_done) == 6
+
+
+def test_a_run_with_boxes_of_any_range_is_loaded_again(tmp_path):
+    run = _trained(tmp_path / "a", clip_box=False)
+    again = ss.load_run(
+        tmp_path / "a", network=nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4))
+    )
+    assert again.model.settings.clip_box is False
+    x = torch.rand(1, 8, 8)
+    assert again.predict(x) == run.predict(x)
+
+
+def test_weights_changed_in_memory_are_not_served(tmp_path):
+    run = _trained(tmp_path / "a")
+    with torch.no_grad():
+        run.model.network[1].weight.neg_()
+    with pytest.raises(InvalidInputError, match="weights in memory"):
+        run.predict(torch.rand(1, 8, 8))

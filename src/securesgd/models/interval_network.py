@@ -43,6 +43,8 @@ class IntervalSettings:
     """Share of the steps before the ramp."""
     ramp: float = 0.5
     """Share of the steps during which the radius grows."""
+    clip_box: bool = True
+    """Whether boxes end at 0 and 1, as the inputs of images do; false for columns with other ranges."""
     initialisation: str = "interval"
     """`interval`: weights of standard deviation √(2π)/fan-in, for which boxes neither grow nor shrink; `own`: as is."""
 
@@ -134,7 +136,6 @@ class IntervalNetwork(nn.Module):
         settings: IntervalSettings | None = None,
         *,
         steps: int | None = None,
-        input_range: tuple[float, float] | None = (0.0, 1.0),
         **changes: Any,
     ) -> None:
         super().__init__()
@@ -146,7 +147,7 @@ class IntervalNetwork(nn.Module):
             raise InvalidInputError(str(error).removeprefix("IntervalSettings.__init__() ")) from None
         if not isinstance(network, nn.Module):
             raise InvalidInputError(f"network is a {type(network).__name__}; valid: a torch.nn.Module")
-        self.input_shape, self.input_range = tuple(int(size) for size in input_shape), input_range
+        self.input_shape = tuple(int(size) for size in input_shape)
         self.steps = None if steps is None else validate_count("steps", steps, at_least=1)
         self.network = network
         graph = layer_graph(network, self.input_shape)
@@ -190,8 +191,8 @@ class IntervalNetwork(nn.Module):
             return self.network(x)
         self._require_own_parameters()
         lower, upper = x - self.radius, x + self.radius
-        if self.input_range is not None:
-            lower, upper = lower.clamp(*self.input_range), upper.clamp(*self.input_range)
+        if self.settings.clip_box:
+            lower, upper = lower.clamp(0, 1), upper.clamp(0, 1)
         values = [_from_ends(torch.stack([x, lower, upper], dim=1))]
         for operation in self._operations[1:]:
             values.append(self._run(operation, [values[place] for place in operation.inputs]))
@@ -213,7 +214,7 @@ class IntervalNetwork(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the settings: a run with others is another run."""
-        return f"{self.settings}, steps={self.steps}, input_range={self.input_range}"
+        return f"{self.settings}, steps={self.steps}"
 
     def _require_own_parameters(self) -> None:
         """Pass if the layers that take boxes have the network's parameters still."""

@@ -118,9 +118,7 @@ def interval_cnn(input_shape: InputShape, classes: int, hidden: int = 0) -> nn.S
 
 def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 32) -> nn.Sequential:
     """Return one hidden layer of ReLU units on the flattened input: for tables, whose inputs are vectors."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(math.prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
-    )
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
 def _with_head(
