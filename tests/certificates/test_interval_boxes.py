@@ -147,6 +147,56 @@ def test_without_a_linear_layer_at_the_end_the_scores_have_boxes():
     assert bounds[0] >= least[0] - 0.5
 
 
+class _Skip(nn.Module):
+    """x + x/2^24: both terms are exact, their sum is not."""
+
+    def forward(self, x):
+        return torch.relu(x) + x * 2.0**-24
+
+
+def test_the_rounding_of_a_sum_of_two_values_is_in_the_box():
+    x = 1 + torch.rand(1, 50, generator=torch.Generator().manual_seed(0))
+    network = nn.Sequential(_Skip(), nn.Linear(50, 2))
+    assert bool((x + x * 2.0**-24 != x.double() + x.double() * 2.0**-24).any())
+    inside(network, x, torch.zeros_like(x), x)
+
+
+@pytest.mark.parametrize("way", ["interval", "linear"])
+def test_an_activation_may_be_off_by_ten_units_of_rounding(way, monkeypatch):
+    """As another library's may be; the float64 bound computes its own."""
+    off = 10 * 2.0**-24
+    monkeypatch.setattr(nn.Tanh, "forward", lambda _, x: torch.tanh(x) - (off if x.dtype == torch.float32 else 0.0))
+    network = nn.Sequential(nn.Tanh(), nn.Linear(1, 2))
+    with torch.no_grad():
+        network[1].weight.copy_(torch.tensor([[1.0], [0.0]]))
+        network[1].bias.zero_()
+        x = torch.tensor([[0.5]])
+        inside(network, x, torch.zeros_like(x), x)
+        scores = network(x)[0].double()
+    bound = bounds_of(network, x, 0.0, torch.tensor([0]), way=way)[0, 1]
+    assert scores[0] - scores[1] - 3 * off <= bound <= scores[0] - scores[1]
+
+
+@pytest.mark.parametrize("way", ["interval", "linear"])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_the_rounding_of_a_large_bias_is_in_the_bound(way, hidden):
+    """z = x/10 + 10^6 is rounded to a multiple of 1/16, whatever x is."""
+    first = nn.Linear(1, 2)
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[0.1], [0.0]]))
+        first.bias.copy_(torch.tensor([1e6, 0.0]))
+    last = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        last.weight.copy_(torch.eye(2) * 2.0**-40)  # rounds less than the first layer does; see below
+    network = nn.Sequential(first, nn.ReLU(), last) if hidden else first
+    x = torch.rand(200, 1, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        scores = network(x).double()
+    bounds = bounds_of(network, x, 0.0, torch.zeros(200, dtype=torch.int64), way=way)[:, 1]
+    assert bool((bounds <= scores[:, 0] - scores[:, 1]).all())
+    inside(network, x[:1], torch.zeros_like(x[:1]), x[:1])
+
+
 def test_gamma():
     assert gamma(10, 2.0**-24) >= 10 * 2.0**-24
     assert gamma(2**23, 2.0**-24) == np.inf

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from securesgd.certificates.interval.linear_bounds import has_linear_bound
+from securesgd.certificates.interval.boxes import activation_boxes, input_box
+from securesgd.certificates.interval.linear_bounds import best_margin_bounds, has_linear_bound
+from securesgd.certificates.interval.prepared import prepare
 from securesgd.certificates.interval.relaxations import lines_of
 from securesgd.models.layer_graph import Operation, layer_graph
 from tests.certificates.interval_networks import Residual, bounds_of, dense, points_in_box, pooled, seeded
@@ -117,6 +119,33 @@ def test_a_margin_smaller_than_rounding_is_not_proven():
     x, y = torch.rand(1, 64), torch.tensor([0])
     assert not bool((bounds_of(network, x, 0.0, y, way="linear") > 0).all())
     assert bool((bounds_of(network.double(), x, 0.0, y, way="linear") > 0).all())
+
+
+@pytest.mark.parametrize("together", [1, 7, 1000])
+def test_only_rivals_that_boxes_leave_open_are_bounded_by_lines(together):
+    """The result is that of both bounds for all rivals, over those that are open."""
+    network = seeded(
+        lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(32, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 6)
+        )
+    )
+    x = torch.rand(60, 2, 4, 4, generator=torch.Generator().manual_seed(2))
+    net, _ = prepare(network, (2, 4, 4))
+    counts, decided = set(), 0
+    for radius in (0.01, 0.02, 0.04):
+        with torch.no_grad():
+            y = network(x).argmax(1)
+            boxes, lines = (bounds_of(network, x, radius, y, way=way) for way in ("interval", "linear"))
+            start = input_box(net, x, torch.full_like(x, radius, dtype=torch.float64), None)
+            found = best_margin_bounds(net, activation_boxes(net, start, errors=True), y, together)
+        left, best = boxes <= 0, torch.maximum(boxes, lines)
+        counts |= set(left.sum(1).tolist())
+        decided += int(((boxes.amin(1) <= 0) & (best.amin(1) > 0)).sum())
+        assert torch.equal(found > 0, best.amin(1) > 0)
+        expected = torch.where(left.any(1), best.masked_fill(~left, torch.inf).amin(1), boxes.amin(1))
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert counts >= {0, 1, 2}
+    assert decided > 5
 
 
 def test_which_networks_have_linear_bounds():

@@ -71,9 +71,8 @@ def interval_radii(
     prediction, ahead = question.predictions()
     grid = _Grid(question, prediction, ahead, largest, tolerance)
     interval, linear = np.zeros(len(inputs)), np.zeros(len(inputs))
-    for start, stop in pairwise(
-        sorted({0, min(_FIRST, len(inputs)), *range(_BLOCK, len(inputs), _BLOCK), len(inputs)})
-    ):
+    cuts = {0, min(_FIRST, len(inputs)), *range(_BLOCK, len(inputs), _BLOCK), len(inputs)}
+    for start, stop in pairwise(sorted(cuts)):
         part = np.arange(start, stop)
         steps = grid.by_boxes(part)
         interval[part] = grid.radius(steps)
@@ -126,7 +125,7 @@ class _Grid:
     ) -> None:
         self._question, self._y, self._ahead = question, prediction, ahead
         self._most, self._step, self._largest = int(largest / step * (1 + 1e-12)), step, largest
-        # What the examples before found, in the middle: steps per score that a class is ahead, and by lines per by boxes.
+        # Medians of the examples before: steps per score that the class is ahead, steps by lines per step by boxes.
         self._per_score, self._per_box = 0.0, 1.1
 
     def radius(self, steps: NDArray[Any]) -> Array:
@@ -198,7 +197,7 @@ class _Question:
 
     @torch.no_grad()
     def predictions(self) -> tuple[NDArray[np.int64], Array]:
-        """Return the class with the highest score at each input, as the network computes it, and how far it is ahead."""
+        """Return the class with the highest score at each input, as the network computes it, and its lead."""
         net, parts = self.proof, [torch.zeros(0, self.proof.classes)]
         for part in torch.split(self._inputs, _BLOCK):
             parts.append(net.graph.evaluate(part.to(net.device, net.arithmetic.dtype)).cpu())

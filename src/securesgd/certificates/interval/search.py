@@ -12,7 +12,8 @@ from securesgd.validate import Array
 Steps = NDArray[np.int64]
 _ROUNDS = 24  # of guesses, after which an example keeps the one it has
 _STRIDE = 8  # how many times as far one guess may go
-_CLOSE = 4  # steps: a secant that moves no farther has found the crossing
+_CLOSE = 4  # steps: a secant that moves no farther has found the crossing …
+_LOCAL = 0.25  # … if its points are no farther apart than this share of the radius
 _DOUBT = 0.25  # steps by which the crossing may be farther than it looks
 _NEWTON = 6  # rounds of proofs by the slope, after which halves decide
 
@@ -40,14 +41,15 @@ def guessed_crossing(
         with np.errstate(invalid="ignore", divide="ignore"):
             slope = (value_before[open_] - value) / (at - before[open_])
             target = np.where(slope > 0, at + value / slope, np.nan)
+        local = np.abs(at - before[open_]) <= _LOCAL * at
         least, largest = low[open_], high[open_]
         climbing, inside = largest > most, (target > least) & (target < largest)
         middle = np.where(climbing, _STRIDE * at, (least + largest) / 2)
         onward = np.minimum(np.where(inside, target, middle), np.minimum(_STRIDE * at, most))
         before[open_], value_before[open_], probe[open_] = at, value, onward
         crossing[open_], fall[open_] = np.where(inside, target, least), np.where(slope > 0, slope, np.nan)
-        ends = (holds & (at >= most)) | (largest - least <= 1) | (inside & (np.abs(target - at) <= _CLOSE))
-        open_ = open_[~ends]
+        found = inside & (np.abs(target - at) <= _CLOSE) & local
+        open_ = open_[~(found | (holds & (at >= most)) | (largest - least <= 1))]
     return crossing, fall
 
 
