@@ -17,7 +17,7 @@ __all__ = ["IntervalConvolution", "IntervalLinear", "IntervalMargins", "Interval
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class IntervalSettings:
     """Share of the steps before the ramp."""
     ramp: float = 0.5
     """Share of the steps during which the radius grows."""
-    clip_box: bool = True
+    clip_box: bool = field(default=True, repr=False)
     """Whether boxes end at 0 and 1, as the inputs of images do; false for columns with other ranges."""
     initialisation: str = "interval"
     """`interval`: weights of standard deviation √(2π)/fan-in, for which boxes neither grow nor shrink; `own`: as is."""
@@ -214,7 +214,8 @@ class IntervalNetwork(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the settings: a run with others is another run."""
-        return f"{self.settings}, steps={self.steps}"
+        input_range = (0.0, 1.0) if self.settings.clip_box else None
+        return f"{self.settings}, steps={self.steps}, input_range={input_range}"
 
     def _require_own_parameters(self) -> None:
         """Pass if the layers that take boxes have the network's parameters still."""
