@@ -177,24 +177,32 @@ def test_an_activation_may_be_off_by_ten_units_of_rounding(way, monkeypatch):
     assert scores[0] - scores[1] - 3 * off <= bound <= scores[0] - scores[1]
 
 
+def large_bias():
+    """Return a layer whose first output, x/10 + 10^6, is rounded to a multiple of 1/16, and inputs."""
+    layer = nn.Linear(1, 2)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[0.1], [0.0]]))
+        layer.bias.copy_(torch.tensor([1e6, 0.0]))
+    return layer, torch.rand(200, 1, generator=torch.Generator().manual_seed(0))
+
+
 @pytest.mark.parametrize("way", ["interval", "linear"])
-@pytest.mark.parametrize("hidden", [False, True])
-def test_the_rounding_of_a_large_bias_is_in_the_bound(way, hidden):
-    """z = x/10 + 10^6 is rounded to a multiple of 1/16, whatever x is."""
-    first = nn.Linear(1, 2)
+def test_the_rounding_of_a_large_bias_is_in_the_margin(way):
+    layer, x = large_bias()
     with torch.no_grad():
-        first.weight.copy_(torch.tensor([[0.1], [0.0]]))
-        first.bias.copy_(torch.tensor([1e6, 0.0]))
-    last = nn.Linear(2, 2, bias=False)
-    with torch.no_grad():
-        last.weight.copy_(torch.eye(2) * 2.0**-40)  # rounds less than the first layer does; see below
-    network = nn.Sequential(first, nn.ReLU(), last) if hidden else first
-    x = torch.rand(200, 1, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        scores = network(x).double()
-    bounds = bounds_of(network, x, 0.0, torch.zeros(200, dtype=torch.int64), way=way)[:, 1]
+        scores = layer(x).double()
+    bounds = bounds_of(layer, x, 0.0, torch.zeros(200, dtype=torch.int64), way=way)[:, 1]
     assert bool((bounds <= scores[:, 0] - scores[:, 1]).all())
-    inside(network, x[:1], torch.zeros_like(x[:1]), x[:1])
+
+
+@pytest.mark.parametrize("errors", [False, True])
+def test_the_rounding_of_a_large_bias_is_in_the_box(errors):
+    layer, x = large_bias()
+    _, boxes = boxes_of(nn.Sequential(layer, nn.ReLU(), nn.Linear(2, 2)), x, torch.zeros_like(x), errors=errors)
+    lower, upper = boxes[1]
+    with torch.no_grad():
+        values = layer(x).double()
+    assert bool(((values >= lower) & (values <= upper)).all())
 
 
 def test_gamma():
