@@ -331,6 +331,7 @@ def test_rows_of_other_settings_do_not_count(folder):
         load_run(folder).certify(examples=24)
 
 
+@pytest.mark.slow  # trains a smoothed run first
 def test_a_smoothed_run_holds_both_families(finished_run, tmp_path):
     folder = Path(shutil.copytree(finished_run, tmp_path / "run"))
     run, settings = load_run(folder), {"draws": 256, "selection_draws": 32}

@@ -86,8 +86,8 @@ def test_no_point_of_the_box_has_a_smaller_margin(make, activation, dtype):
         points = points_in_box(INPUT, radius, 2000, torch.Generator().manual_seed(1)).to(dtype)
         with torch.no_grad():
             scores = network(points).double()
-        for y in range(3):
-            bounds = bounds_of(network, INPUT, radius, torch.tensor([y]), way="linear")[0]
+        of_all = bounds_of(network, INPUT.expand(3, -1, -1, -1), radius, torch.arange(3), way="linear")
+        for y, bounds in enumerate(of_all):
             least = (scores[:, y : y + 1] - scores).amin(0)
             others = torch.arange(3) != y
             assert bool((bounds <= least)[others].all())
