@@ -42,8 +42,7 @@ def require_true_radii(rows: Sequence[dict[str, Any]], record: dict[str, Any], t
         )
     if not set(BUILT_IN_RULES) <= set(stated_rules):
         raise DamagedFileError(f"{table} has no radii by some of the rules {', '.join(BUILT_IN_RULES)}: it was changed")
-    if len({row["index"] for row in rows}) < len(rows):
-        raise DamagedFileError(f"{table} has an example twice in {rows[0]['norm']}: it was changed")
+    _require_each_once(rows, table, str(rows[0]["norm"]))
     known = {name: CERTIFICATE_RULES[name] for name in stated_rules if name in CERTIFICATE_RULES}
     try:
         p, q, rounding = (_column(rows, name) for name in ("p_lower", "q_upper", "rounding"))
@@ -82,8 +81,7 @@ def require_true_intervals(rows: Sequence[dict[str, Any]], record: dict[str, Any
     Raises: DamagedFileError naming the table, the row and what it should state.
     """
     recorded_rules(record)
-    if len({row["index"] for row in rows}) < len(rows):
-        raise DamagedFileError(f"{table} has an example twice in the interval family: it was changed")
+    _require_each_once(rows, table, "the interval family")
     target, norm = record["settings"]["radius"], "linf" if record["settings"]["box"] is None else "box"
     for row in rows:
         place = f"{table}, example {row['index']:.0f} by intervals"
@@ -112,6 +110,11 @@ def _fitting_answers(target: float | None, tight: float) -> tuple[str, ...]:
     if target == 0:  # a proof of the class alone is a yes that no radius shows
         return ("yes", "no")
     return ("yes",) if tight >= target else ("no",)
+
+
+def _require_each_once(rows: Sequence[dict[str, Any]], table: str, where: str) -> None:
+    if len({row["index"] for row in rows}) < len(rows):
+        raise DamagedFileError(f"{table} has an example twice in {where}: it was changed")
 
 
 def _column(rows: Sequence[dict[str, Any]], name: str) -> Array:
