@@ -43,7 +43,7 @@ def seeded(make, *arguments, dtype=torch.float32, seed=0):
 
 
 @torch.no_grad()
-def bounds_of(network, x, radius, y, *, way="interval", input_range=None):
+def bounds_of(network, x, radius, y, *, way="interval", input_range=None, flat_below=False):
     """Return the lower bounds of all margins, own class infinite."""
     net, _ = prepare(network, tuple(x.shape[1:]))
     steps = activation_boxes(
@@ -51,7 +51,8 @@ def bounds_of(network, x, radius, y, *, way="interval", input_range=None):
     )
     if way == "interval":
         return margin_bounds(net, steps, y)
-    bounds = linear_margin_bounds(net, steps, y, torch.arange(net.classes).expand(len(y), -1))
+    rivals = torch.arange(net.classes).expand(len(y), -1)
+    bounds = linear_margin_bounds(net, steps, y, rivals, flat_below=flat_below)
     return bounds.scatter(1, y[:, None], torch.inf)
 
 

@@ -1,5 +1,7 @@
 """Linear bounds: lines beside every activation, margins below every computed one, tighter than boxes where it pays."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,15 @@ from securesgd.certificates.interval.linear_bounds import best_margin_bounds, ha
 from securesgd.certificates.interval.prepared import prepare
 from securesgd.certificates.interval.relaxations import lines_of
 from securesgd.models.layer_graph import Operation, layer_graph
-from tests.certificates.interval_networks import Residual, bounds_of, dense, points_in_box, pooled, seeded
+from tests.certificates.interval_networks import (
+    Residual,
+    bounds_of,
+    dense,
+    points_in_box,
+    pooled,
+    seeded,
+    smallest_margin,
+)
 
 ACTIVATIONS = [nn.ReLU(), nn.LeakyReLU(0.2), nn.Tanh(), nn.Sigmoid()]
 CURVES = {nn.ReLU: "relu", nn.LeakyReLU: "leaky_relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
@@ -48,11 +58,12 @@ def ends():
     return pairs.sort(dim=1).values.unbind(1)
 
 
+@pytest.mark.parametrize("flat_below", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: type(a).__name__)
-def test_lines_are_below_and_above_the_curve(activation):
+def test_lines_are_below_and_above_the_curve(activation, flat_below):
     lower, upper = ends()
     operation = Operation("activation", "", (0,), (1,), function=activation, curve=CURVES[type(activation)])
-    lines = lines_of(operation, lower, upper)
+    lines = lines_of(operation, lower, upper, flat_below=flat_below)
     share = torch.linspace(0, 1, 2001, dtype=torch.float64)[:, None]
     z = (lower + share * (upper - lower)).clamp(lower, upper)
     curve, rounding = activation(z), 4e-16 * z.abs() + 4e-16
@@ -86,8 +97,9 @@ def test_no_point_of_the_box_has_a_smaller_margin(make, activation, dtype):
         points = points_in_box(INPUT, radius, 2000, torch.Generator().manual_seed(1)).to(dtype)
         with torch.no_grad():
             scores = network(points).double()
-        of_all = bounds_of(network, INPUT.expand(3, -1, -1, -1), radius, torch.arange(3), way="linear")
-        for y, bounds in enumerate(of_all):
+        examples, y_all = INPUT.expand(3, -1, -1, -1), torch.arange(3)
+        ways = [bounds_of(network, examples, radius, y_all, way="linear", flat_below=f) for f in (False, True)]
+        for y, bounds in [*enumerate(ways[0]), *enumerate(ways[1])]:
             least = (scores[:, y : y + 1] - scores).amin(0)
             others = torch.arange(3) != y
             assert bool((bounds <= least)[others].all())
@@ -123,7 +135,7 @@ def test_a_margin_smaller_than_rounding_is_not_proven():
 
 @pytest.mark.parametrize("together", [1, 7, 1000])
 def test_only_rivals_that_boxes_leave_open_are_bounded_by_lines(together):
-    """The result is that of both bounds for all rivals, over those that are open."""
+    """The result is the largest of boxes and both choices of lines for all rivals, over those that are open."""
     network = seeded(
         lambda: nn.Sequential(
             nn.Flatten(), nn.Linear(32, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 6)
@@ -136,6 +148,7 @@ def test_only_rivals_that_boxes_leave_open_are_bounded_by_lines(together):
         with torch.no_grad():
             y = network(x).argmax(1)
             boxes, lines = (bounds_of(network, x, radius, y, way=way) for way in ("interval", "linear"))
+            lines = torch.maximum(lines, bounds_of(network, x, radius, y, way="linear", flat_below=True))
             start = input_box(net, x, torch.full_like(x, radius, dtype=torch.float64), None)
             found = best_margin_bounds(net, activation_boxes(net, start, errors=True), y, together)
         left, best = boxes <= 0, torch.maximum(boxes, lines)
@@ -165,3 +178,33 @@ def test_one_unit_that_changes_sign(middle, y, least):
     bound = bounds_of(network, torch.tensor([[middle]]), 1.0, torch.tensor([y]), way="linear")[0, 1 - y]
     assert float(bound) == pytest.approx(least, abs=1e-9)
     assert float(bound) <= least
+
+
+@pytest.mark.parametrize("leak", [0.0, 0.2])
+def test_a_flat_line_below_is_exact_where_the_longer_side_is_steep(leak):
+    """The lowest value of the curve on [−0.5, 1.5] is that of its flat piece at −0.5; the steep line says −0.5."""
+    network = nn.Sequential(nn.Linear(1, 1), nn.LeakyReLU(leak), nn.Linear(1, 2)).double()
+    with torch.no_grad():
+        for parameter, value in zip(network.parameters(), ([[1.0]], [0.0], [[1.0], [0.0]], [0.0, 0.0]), strict=True):
+            parameter.copy_(torch.tensor(value))
+    x, y = torch.tensor([[0.5]]), torch.tensor([0])
+    steep, flat = (bounds_of(network, x, 1.0, y, way="linear", flat_below=f)[0, 1].item() for f in (False, True))
+    assert steep == pytest.approx(-0.5, abs=1e-9)
+    assert flat == pytest.approx(-0.5 * leak, abs=1e-9)
+    assert flat <= -0.5 * leak
+
+
+def test_each_choice_of_lines_wins_somewhere_and_none_passes_the_truth():
+    """The truth is what mixed-integer programming finds."""
+    wins = {"interval": 0, False: 0, True: 0}
+    for seed, radius in itertools.product(range(4), (0.1, 0.4)):
+        network, y = seeded(dense, nn.ReLU(), dtype=torch.float64, seed=seed), torch.tensor([seed % 3])
+        ways = {f: bounds_of(network, INPUT, radius, y, way="linear", flat_below=f)[0] for f in (False, True)}
+        ways["interval"] = bounds_of(network, INPUT, radius, y)[0]
+        for j in {0, 1, 2} - {seed % 3}:
+            bounds = {way: float(margins[j]) for way, margins in ways.items()}
+            wins[max(bounds, key=bounds.get)] += 1
+            truth = smallest_margin(network, INPUT.flatten(), radius, seed % 3, j)
+            assert max(bounds.values()) <= truth + 1e-7
+    assert wins[False] > 0
+    assert wins[True] > 0

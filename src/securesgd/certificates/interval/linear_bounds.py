@@ -8,6 +8,8 @@ the margin is at least <Λ, v> + c for a value v of the network, with numbers Λ
 Λ < 0, give the same. A maximum is at least its element with the highest lower end, and at most the highest upper end. A
 value with several uses adds up its Λ. At the input, <Λ, x'> >= <Λ, m> − <|Λ|, ρ>. Computing ΛW, <Λ, b> and the running
 sum in float64 loses at most `slack` times the absolute values, <|Λ|, |W||h| + |b|>, which is taken off with the errors.
+The proof holds for any lines, so the larger of two bounds is one too: for relu, with the line below as steep as the
+longer side, which leaves the smallest area, or flat, which stays inside the box.
 Reference: Zhang et al. 2018 (CROWN), Zhang et al. 2020 (CROWN-IBP).
 """
 
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from securesgd.certificates.interval.boxes import Box, Step, margin_bounds
 from securesgd.certificates.interval.prepared import PreparedGraph
-from securesgd.certificates.interval.relaxations import LINES, leak, lines_of
+from securesgd.certificates.interval.relaxations import KINKED, LINES, leak, lines_of
 from securesgd.models.layer_graph import LayerGraph, Operation
 
 
@@ -39,21 +41,26 @@ def best_margin_bounds(net: PreparedGraph, steps: list[Step], prediction: Tensor
     margins = margin_bounds(net, steps, prediction)
     left = ~(margins > 0)
     counts = left.sum(1)
+    # Both choices always, not one where the other fails: a search needs margins that fall steadily with the radius.
+    choices = (False, True) if any(operation.curve in KINKED for operation in net.graph.operations) else (False,)
     for count in sorted(set(counts.tolist()) - {0}):
         for part in (counts == count).nonzero()[:, 0].split(max(1, together // count)):
             whole = len(part) == len(prediction)
             rivals = left[part].nonzero()[:, 1].reshape(len(part), count)
             own_steps = steps if whole else [step.select(part) for step in steps]
-            linear = linear_margin_bounds(net, own_steps, prediction[part], rivals)
             rows = part[:, None].expand_as(rivals)
-            margins[rows, rivals] = torch.maximum(margins[rows, rivals], linear)
+            for flat_below in choices:
+                linear = linear_margin_bounds(net, own_steps, prediction[part], rivals, flat_below=flat_below)
+                margins[rows, rivals] = torch.maximum(margins[rows, rivals], linear)
     return torch.where(left | (counts == 0)[:, None], margins, math.inf).amin(1)
 
 
-def linear_margin_bounds(net: PreparedGraph, steps: list[Step], prediction: Tensor, rivals: Tensor) -> Tensor:
+def linear_margin_bounds(
+    net: PreparedGraph, steps: list[Step], prediction: Tensor, rivals: Tensor, *, flat_below: bool = False
+) -> Tensor:
     """Return lower bounds of z_y − z_j, as the network computes both, for these rivals j, [examples, rivals].
 
-    `steps` are the boxes of all operations with their errors.
+    `steps` are the boxes of all operations with their errors; `flat_below` is for `lines_of`.
     """
     operations = net.graph.operations
     identity = torch.eye(net.classes, dtype=net.dtype, device=net.device)
@@ -64,7 +71,7 @@ def linear_margin_bounds(net: PreparedGraph, steps: list[Step], prediction: Tens
             continue
         operation, here = operations[place], rows.pop(place)
         inputs = [steps[i].box for i in operation.inputs]
-        back, gain = _backward(net, place, operation, inputs, steps[place], here)
+        back, gain = _backward(net, place, operation, inputs, steps[place], here, flat_below=flat_below)
         bound = bound + gain
         for source, row in zip(operation.inputs, back, strict=True):
             if source in rows:
@@ -83,7 +90,14 @@ def _dot(rows: Tensor, values: Tensor) -> Tensor:
 
 
 def _backward(
-    net: PreparedGraph, place: int, operation: Operation, inputs: list[Box], step: Step, rows: Tensor
+    net: PreparedGraph,
+    place: int,
+    operation: Operation,
+    inputs: list[Box],
+    step: Step,
+    rows: Tensor,
+    *,
+    flat_below: bool,
 ) -> tuple[list[Tensor], Tensor]:
     """Return the rows for each input of an operation, and what the bound gains, which is mostly negative."""
     kind, flat, shape = operation.kind, rows.flatten(0, 1), net.graph.operations[operation.inputs[0]].shape
@@ -93,7 +107,7 @@ def _backward(
         return [rows.reshape(*outer, *shape)], rows.new_zeros(outer)
     absolute = rows.abs()
     if kind == "activation":
-        lines = lines_of(operation, *inputs[0].ends())
+        lines = lines_of(operation, *inputs[0].ends(), flat_below=flat_below)
         loss = error + net.slack * (inputs[0].magnitude + lines.low.abs() + lines.high.abs())
         # Λ⁺·low + Λ⁻·high = Λ·(low + high)/2 + |Λ|·(low − high)/2, of heights and of slopes
         gain = _dot(rows, (lines.low + lines.high) / 2) + _dot(absolute, (lines.low - lines.high) / 2 - loss)

@@ -5,10 +5,10 @@ ends and at the point of that slope, and is then moved outward by more than floa
 gives a loose line, never a wrong one.
 """
 
-__all__ = ["LINES", "Lines", "lines_of"]
+__all__ = ["KINKED", "LINES", "Lines", "lines_of"]
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 from securesgd.certificates.interval.arithmetic import UNIT64
 from securesgd.models.layer_graph import Operation
 
+KINKED = ("leaky_relu", "relu")
+"""Curves with two pieces, for which `lines_of` has a second choice below."""
 _BISECTIONS = 8
 
 
@@ -29,9 +31,16 @@ class Lines:
     high: Tensor
 
 
-def lines_of(operation: Operation, lower: Tensor, upper: Tensor) -> Lines:
-    """Return lines for an activation in `LINES`."""
-    return LINES[operation.curve](operation, lower, upper)
+def lines_of(operation: Operation, lower: Tensor, upper: Tensor, *, flat_below: bool = False) -> Lines:
+    """Return lines for an activation in `LINES`.
+
+    With `flat_below`, the line below a kinked curve between ends of both signs is the flatter of its two pieces,
+    leak·z, whichever side is longer: never above max(z, leak·z).
+    """
+    lines = LINES[operation.curve](operation, lower, upper)
+    if not flat_below or operation.curve not in KINKED:
+        return lines
+    return replace(lines, low_slope=torch.where(lower >= 0, lines.low_slope, leak(operation)))
 
 
 def leak(operation: Operation) -> float:
