@@ -97,8 +97,9 @@ def test_no_point_of_the_box_has_a_smaller_margin(make, activation, dtype):
         points = points_in_box(INPUT, radius, 2000, torch.Generator().manual_seed(1)).to(dtype)
         with torch.no_grad():
             scores = network(points).double()
-        for y, flat_below in itertools.product(range(3), (False, True)):
-            bounds = bounds_of(network, INPUT, radius, torch.tensor([y]), way="linear", flat_below=flat_below)[0]
+        examples, y_all = INPUT.expand(3, -1, -1, -1), torch.arange(3)
+        ways = [bounds_of(network, examples, radius, y_all, way="linear", flat_below=f) for f in (False, True)]
+        for y, bounds in [*enumerate(ways[0]), *enumerate(ways[1])]:
             least = (scores[:, y : y + 1] - scores).amin(0)
             others = torch.arange(3) != y
             assert bool((bounds <= least)[others].all())
@@ -134,7 +135,7 @@ def test_a_margin_smaller_than_rounding_is_not_proven():
 
 @pytest.mark.parametrize("together", [1, 7, 1000])
 def test_only_rivals_that_boxes_leave_open_are_bounded_by_lines(together):
-    """The result is that of both bounds for all rivals, over those that are open."""
+    """The result is the largest of boxes and both choices of lines for all rivals, over those that are open."""
     network = seeded(
         lambda: nn.Sequential(
             nn.Flatten(), nn.Linear(32, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 6)
@@ -147,6 +148,7 @@ def test_only_rivals_that_boxes_leave_open_are_bounded_by_lines(together):
         with torch.no_grad():
             y = network(x).argmax(1)
             boxes, lines = (bounds_of(network, x, radius, y, way=way) for way in ("interval", "linear"))
+            lines = torch.maximum(lines, bounds_of(network, x, radius, y, way="linear", flat_below=True))
             start = input_box(net, x, torch.full_like(x, radius, dtype=torch.float64), None)
             found = best_margin_bounds(net, activation_boxes(net, start, errors=True), y, together)
         left, best = boxes <= 0, torch.maximum(boxes, lines)
@@ -192,10 +194,10 @@ def test_a_flat_line_below_is_exact_where_the_longer_side_is_steep(leak):
     assert flat <= -0.5 * leak
 
 
-def test_the_best_bound_is_the_largest_of_boxes_and_both_choices_and_below_the_truth():
-    """Each choice wins for some margins; none passes what mixed-integer programming finds."""
+def test_each_choice_of_lines_wins_somewhere_and_none_passes_the_truth():
+    """The truth is what mixed-integer programming finds."""
     wins = {"interval": 0, False: 0, True: 0}
-    for seed, radius in itertools.product(range(6), (0.05, 0.2, 0.5)):
+    for seed, radius in itertools.product(range(4), (0.1, 0.4)):
         network, y = seeded(dense, nn.ReLU(), dtype=torch.float64, seed=seed), torch.tensor([seed % 3])
         ways = {f: bounds_of(network, INPUT, radius, y, way="linear", flat_below=f)[0] for f in (False, True)}
         ways["interval"] = bounds_of(network, INPUT, radius, y)[0]
@@ -204,13 +206,5 @@ def test_the_best_bound_is_the_largest_of_boxes_and_both_choices_and_below_the_t
             wins[max(bounds, key=bounds.get)] += 1
             truth = smallest_margin(network, INPUT.flatten(), radius, seed % 3, j)
             assert max(bounds.values()) <= truth + 1e-7
-        net, _ = prepare(network, (2, 4, 4))
-        reach = torch.full_like(INPUT, radius, dtype=torch.float64)
-        steps = activation_boxes(net, input_box(net, INPUT, reach, None), errors=True)
-        left = ~(ways["interval"] > 0)
-        largest = torch.stack(list(ways.values())).amax(0)
-        expected = largest[left].min() if left.any() else ways["interval"].min()
-        with torch.no_grad():
-            assert float(best_margin_bounds(net, steps, y, 100)) == pytest.approx(float(expected), abs=1e-12)
     assert wins[False] > 0
     assert wins[True] > 0
