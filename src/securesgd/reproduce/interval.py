@@ -41,8 +41,8 @@ def _cells(profile: str) -> list[Cell]:
     return [
         *(cell("mnist", "dp-ibp", 3.0, seed) for seed in size["seeds"]),
         *(cell(dataset, "dp-ibp", 8.0, seed) for seed in size["seeds"] for dataset in ("fashion-mnist", "cifar10")),
-        *(cell("mnist", "dp-ibp", epsilon, 0) for epsilon in (1.0, 8.0)),
-        *(cell("mnist", "secure-sgd", epsilon, 0) for epsilon in (3.0, 1.0, 8.0)),
+        cell("mnist", "secure-sgd", 3.0, 0),
+        *(cell("mnist", method, epsilon, 0) for epsilon in (1.0, 8.0) for method in ("dp-ibp", "secure-sgd")),
         *(cell("mnist", "dp-ibp", 3.0, 0, radius) for radius in _TRAIN_RADII),
     ]
 
