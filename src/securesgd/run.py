@@ -271,8 +271,11 @@ class Run:
         settings = CertifySettings(draws=1_000).with_changes(**changes).for_model(self.model)
         if settings.family != INTERVAL and "norm" not in changes:
             settings = replace(settings, norm=self.config.robustness.norm)
+        elif "input_range" not in changes and bool(((batch < 0) | (batch > 1)).any()):  # columns of a table, say
+            settings = replace(settings, input_range=None)
         if settings.family != INTERVAL or has_interval_bounds(self.model, shape):
-            certificates = certify(self.model, batch, settings)
+            with evaluation_mode(self.model):
+                certificates = certify(self.model, batch, settings)
             labels = [
                 None if no else int(c) for c, no in zip(certificates.prediction, certificates.abstained, strict=True)
             ]

@@ -25,8 +25,8 @@ from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.report.page import report
 from securesgd.report.run_record import read_run
-from securesgd.run import Run, load_run
-from securesgd.run_training import train_run
+from securesgd.run import load_run
+from securesgd.run_training import train, train_run
 from tests.command_line import run_here
 
 ANY = CertifySettings(input_range=None, tolerance=1e-5)
@@ -393,8 +393,15 @@ def test_predictions_carry_radii(plain_run):
     assert run.predict(inputs[0], radius=1e-3).radius == 1e-3
     with pytest.raises(InvalidInputError, match="not finite"):
         run.predict(inputs * float("nan"))
-    unsupported = Run(plain_run, run.config, nn.Sequential(run.model, nn.GroupNorm(2, 10)))
-    assert {prediction.radius for prediction in unsupported.predict(inputs)} == {0.0}
+
+
+def test_predictions_of_other_layers_and_ranges(tmp_path):
+    data = 20 * torch.rand(40, 6) - 10, torch.randint(3, (40,))
+    for name, layer in (("supported", nn.ReLU()), ("unsupported", nn.GroupNorm(2, 8))):
+        network = nn.Sequential(nn.Linear(6, 8), layer, nn.Linear(8, 3))
+        run = train(network, data, out=tmp_path / name, epsilon=8.0, delta=1e-3, batch_size=8, steps=2)
+        radii = {prediction.radius for prediction in run.predict(data[0])}
+        assert (radii == {0.0}) == (name == "unsupported")
 
 
 def test_no_certified_example_falls_to_an_attack(plain_run, tmp_path):
