@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from securesgd.clipping.rules.convolution import CHUNK_NUMBERS, CHUNK_ROWS
 from securesgd.clipping.rules.forms import (
     GROUP,
     Deferred,
@@ -32,9 +33,6 @@ from securesgd.clipping.rules.forms import (
 from securesgd.clipping.rules.geometry import Geometry
 from securesgd.clipping.rules.patches import kept_gradients
 from securesgd.models.interval_network import IntervalMargins
-
-CHUNK_NUMBERS = 2**22  # of gradients computed again for the sum: 16 MB of float32
-CHUNK_ROWS = 16  # images unfolded at once: their patches stay in the shared cache
 
 
 def interval_linear_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
