@@ -1,10 +1,10 @@
-"""`securesgd data`: list the named data sets, and download one to this machine."""
+"""`securesgd data`: list the named data sets, download one to this machine, and check data of one's own."""
 
 __all__ = ["data_app"]
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,7 +16,10 @@ from securesgd.cli.app import app
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import printable
 
-data_app = typer.Typer(help="Data sets: list them, and download one to this machine.")
+if TYPE_CHECKING:
+    from securesgd.data.check import DataCheck
+
+data_app = typer.Typer(help="Data sets: list them, download one to this machine, and check your own.")
 app.add_typer(data_app, name="data")
 
 
@@ -62,6 +65,72 @@ def data_fetch(
 
         place = fetch(name, folder, show)
     print(place)
+
+
+@data_app.command("check", epilog="Example: securesgd data check people.csv --target diagnosis")
+def data_check(
+    path: Annotated[Path, typer.Argument(help="A folder of images by class, or a table: .csv, .tsv or .parquet.")],
+    target: Annotated[str | None, typer.Option(help="Of a table: the column of the class.")] = None,
+    schema: Annotated[
+        str | None, typer.Option(help="Of a table: its schema; NAME.schema.toml or schema.toml beside it if not given.")
+    ] = None,
+    test: Annotated[str | None, typer.Option(help="Of a table: another file with the test rows.")] = None,
+    resize: Annotated[str | None, typer.Option(help="Of a folder: WIDTHxHEIGHT that images get, like 64x64.")] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Of a folder: files that cannot be used are left out.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object for a script.")] = False,
+) -> None:
+    """Look at every file of your own data and print all problems at once.
+
+    Exit code 1 if a problem would stop training, else 0. What is printed describes the data and is as private as it:
+    counts, sizes and cells are not for publication. A table without a schema gets a template to fill in.
+    """
+    from securesgd.data.check import check_data
+    from securesgd.data.settings import DataSettings
+
+    settings = DataSettings(target=target, schema=schema, test=test, resize=resize, skip_bad=skip_bad)
+    check = check_data(path, settings)
+    if as_json:
+        print(json.dumps(check.json(), indent=2))
+    else:
+        _print_check(check)
+    raise typer.Exit(int(check.stops))
+
+
+def _print_check(check: "DataCheck") -> None:
+    console = Console(highlight=False)
+    held = (
+        f"{check.files:,} files" if check.kind == "images" else f"{check.rows:,} rows, {len(check.columns):,} columns"
+    )
+    console.print(f"{held}. This describes private data; keep it.")
+    for title, counts in (("size", check.sizes), ("mode", check.modes)):
+        if counts:
+            _print_counts(console, title, {"images": counts})
+    if check.classes:
+        _print_counts(console, "class", check.classes)
+    for note in check.notes:
+        console.print(escape(printable(note)), soft_wrap=True)
+    for problem in check.problems:
+        left_out = check.skip_bad and problem.skippable
+        mark = "[yellow]left out[/]" if left_out else "[red]problem[/]"
+        console.print(f"{mark} {escape(printable(str(problem)))}", soft_wrap=True)
+    if check.template is not None:
+        console.print("\nA schema to fill in and save beside the table as NAME.schema.toml or schema.toml:\n")
+        console.print(escape(check.template), soft_wrap=True)
+    if not check.problems:
+        console.print("no problems")
+
+
+def _print_counts(console: Console, title: str, counts: dict[str, dict[str, int]]) -> None:
+    """Print a table with a row per name and a column per kind of count."""
+    table = Table()
+    table.add_column(title, overflow="fold")
+    for kind in counts:
+        table.add_column(kind, justify="right")
+    for name in dict.fromkeys(name for column in counts.values() for name in column):
+        table.add_row(escape(printable(name)), *(f"{column.get(name, 0):,}" for column in counts.values()))
+    console.print(table)
 
 
 def _print_data_table(rows: list[dict[str, Any]]) -> None:

@@ -1,16 +1,26 @@
 """Images and labels as validated numpy arrays: the form that every reader returns."""
 
-__all__ = ["DataArrays", "class_names", "require_memory", "validate_arrays"]
+__all__ = [
+    "DataArrays",
+    "SourceData",
+    "class_names",
+    "fixed_order",
+    "require_memory",
+    "split_apart",
+    "split_source",
+    "validate_arrays",
+]
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securesgd.errors import InvalidInputError
+from securesgd.validate import validate_count
 
 _COLOURS = (1, 3)
 _SHAPES = "(n, height, width), (n, channels, height, width) or (n, height, width, channels) with 1 or 3 channels, \
@@ -26,6 +36,69 @@ class DataArrays:
     test_inputs: NDArray[Any]
     test_targets: NDArray[np.int64]
     class_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SourceData:
+    """What a reader makes of one source.
+
+    split          how training and test examples were divided, in words that do not depend on the examples
+    preprocessing  how another source is read the same way, as JSON; empty where nothing is to be known
+    notes          lines for the person who holds the data; they depend on the examples and are not published
+    """
+
+    arrays: DataArrays
+    split: str
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+_ORDER_SEED = 2016
+"""Public, and the same for every source and run."""
+
+
+def fixed_order(examples: int) -> NDArray[np.int64]:
+    """Return a shuffled order that depends on the number of examples only, so a sorted source is no longer sorted."""
+    return np.random.default_rng(_ORDER_SEED).permutation(examples)
+
+
+def split_apart(examples: int, share: float, seed: int) -> NDArray[np.bool_]:
+    """Return which examples are set apart for testing: a random `share` of them, at least one and never all.
+
+    Raises: InvalidInputError if there are fewer than two examples or the seed is negative.
+    """
+    if examples < 2:
+        raise InvalidInputError(f"{examples} examples cannot be split into training and test; needed: at least 2")
+    generator = np.random.default_rng([validate_count("seed", seed, at_least=0), 1])  # [seed] draws the holdout
+    apart = np.zeros(examples, bool)
+    apart[generator.permutation(examples)[: min(max(1, round(examples * share)), examples - 1)]] = True
+    return apart
+
+
+def split_source(
+    inputs: NDArray[Any],
+    targets: NDArray[Any],
+    is_test: NDArray[np.bool_],
+    classes: Sequence[str],
+    place: str,
+) -> DataArrays:
+    """Return the examples in the fixed order, those of `is_test` as test examples; all may be.
+
+    Raises: InvalidInputError if there is no test example, or some training examples but not of every class.
+    """
+    if not is_test.any():
+        raise InvalidInputError(f"{place} has no test example that can be used; needed: at least one")
+    order = [rows[fixed_order(len(rows))] for rows in (np.flatnonzero(~is_test), np.flatnonzero(is_test))]
+    train, test = ((inputs[rows], targets[rows].astype(np.int64)) for rows in order)
+    if not is_test.all():
+        return validate_arrays(train, test, classes, place)
+    return DataArrays(
+        train_inputs=train[0],
+        train_targets=train[1],
+        test_inputs=test[0],
+        test_targets=test[1],
+        class_names=class_names(classes),
+    )
 
 
 def validate_arrays(

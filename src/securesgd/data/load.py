@@ -2,8 +2,8 @@
 
 __all__ = ["LoadedData", "from_datasets", "load_data", "split_data"]
 
-from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from securesgd.data.arrays import DataArrays, validate_arrays
+from securesgd.data.arrays import DataArrays, SourceData, validate_arrays
 from securesgd.data.catalog import CATALOG, DataSet
 from securesgd.data.fetch import fetch
 from securesgd.data.formats import read_files
+from securesgd.data.image_folder import read_image_folder
+from securesgd.data.npz_file import read_npz
 from securesgd.data.places import presence
+from securesgd.data.settings import DataSettings
 from securesgd.data.sources import Progress
-from securesgd.data.user_files import read_image_folder, read_npz
+from securesgd.data.table import is_table, read_table
 from securesgd.errors import DataUnavailableError, InvalidInputError, SecureSGDError, nearest
 from securesgd.runtime.import_path import is_import_path, load_function
 
@@ -38,6 +41,11 @@ class LoadedData:
     source      what a run folder records: name, how it was split, the seed of the holdout, and the sizes. Nothing in
                 it but the sizes depends on the examples, so it can be published beside a private model; where the
                 claim is add-or-remove-one, without those of training and holdout
+    preprocessing   what `load_data` needs to read another source the same way, as JSON: features, scaling, classes in
+                their order, mode and size of images; empty for sources that are read as they are
+    notes       lines for the person who holds the data, of what was left out, resized, converted or clipped; they
+                depend on the examples and must not be published
+    Training examples may be none, if only test examples were read with the preprocessing of a run.
     """
 
     name: str
@@ -50,6 +58,8 @@ class LoadedData:
     holdout_inputs: Tensor | None
     holdout_targets: Tensor | None
     source: dict[str, Any]
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def classes(self) -> int:
@@ -57,14 +67,25 @@ class LoadedData:
         return len(self.class_names)
 
 
-def split_data(arrays: DataArrays, *, name: str, split: str, holdout: int, seed: int) -> LoadedData:
+def split_data(
+    arrays: DataArrays,
+    *,
+    name: str,
+    split: str,
+    holdout: int,
+    seed: int,
+    preprocessing: dict[str, Any] | None = None,
+    notes: tuple[str, ...] = (),
+) -> LoadedData:
     """Return the arrays as tensors, `holdout` random training examples set apart with `seed`; the others keep order.
 
     Raises: InvalidInputError if holdout is not in 0..training examples - 1, or the seed negative.
     """
     examples = len(arrays.train_inputs)
-    if not 0 <= holdout < examples:
-        raise InvalidInputError(f"holdout must be in 0..{examples - 1} for {examples} training examples, got {holdout}")
+    if not 0 <= holdout < max(examples, 1):
+        raise InvalidInputError(
+            f"holdout must be in 0..{max(examples - 1, 0)} for {examples} training examples, got {holdout}"
+        )
     if seed < 0:
         raise InvalidInputError(f"seed must be >= 0, got {seed}")
     apart = np.zeros(examples, bool)
@@ -87,6 +108,8 @@ def split_data(arrays: DataArrays, *, name: str, split: str, holdout: int, seed:
             "seed": seed,
             "sizes": {"train": examples - holdout, "holdout": holdout, "test": len(arrays.test_inputs)},
         },
+        preprocessing=preprocessing or {},
+        notes=notes,
     )
 
 
@@ -156,37 +179,78 @@ def load_data(
     folder: AnyPath | None = None,
     download: bool = False,
     progress: Progress | None = None,
+    settings: DataSettings | None = None,
+    preprocessing: dict[str, Any] | None = None,
 ) -> LoadedData:
-    """Return a data set with pixels in [0, 1].
+    """Return a data set with inputs in [0, 1].
 
     A name of the catalog (as text; a Path is always a path) is looked for in `folder`, or in $SECURESGD_DATA and the
-    user's cache, and fetched only if `download`. A path is a .npz file with x_train, y_train, x_test, y_test, or a
-    folder with train/<class>/ and test/<class>/ images. An import path `package.module:function` is imported, and the
-    function called: it returns the arrays x_train, y_train, x_test, y_test, or two torch Datasets (train, test), or a
-    LoadedData. `holdout` training examples, drawn with `seed`, are set apart for validation; the same arguments give
-    the same split.
-    Raises: InvalidInputError for an unknown name (nearest suggested) or data that is not valid; DamagedFileError for
-    files cut short or different from the catalog's; DataUnavailableError for a named set that is not on this machine.
+    user's cache, and fetched only if `download`. A path is a .npz file with x_train, y_train, x_test, y_test, a folder
+    of images by class, or a table (.csv, .tsv, .parquet) with a schema; `settings` say how the last two are read. An
+    import path `package.module:function` is imported, and the function called: it returns the arrays x_train, y_train,
+    x_test, y_test, or two torch Datasets (train, test), or a LoadedData. `holdout` training examples, drawn with
+    `seed`, are set apart for validation; the same arguments give the same split.
+    `preprocessing`, of an earlier LoadedData, has a table or folder read exactly as that one was: with its `settings`
+    and `seed` it is the same source with the same split; without settings it is another, of which only test examples
+    are read: test/ of a folder if it is there, else everything.
+    Raises: InvalidInputError for an unknown name (nearest suggested), data that is not valid or settings that do not
+    apply; DamagedFileError for files cut short or different from the catalog's; DataUnavailableError for a named set
+    that is not on this machine.
     """
+    if not isinstance(preprocessing, dict | None):
+        raise InvalidInputError(f"preprocessing is a {type(preprocessing).__name__}; needed: that of a LoadedData")
     name = name_or_path.name if isinstance(name_or_path, DataSet) else str(name_or_path)
     if isinstance(name_or_path, str) and name_or_path in CATALOG:
         name_or_path = CATALOG[name_or_path]
     if isinstance(name_or_path, DataSet):
-        arrays, split = _catalog_arrays(name_or_path, folder, download, progress), name_or_path.split
+        _require_no_reading(settings, preprocessing, f"{name} is a named data set")
+        arrays = _catalog_arrays(name_or_path, folder, download, progress)
+        source = SourceData(arrays=arrays, split=name_or_path.split)
     else:
         path = Path(name_or_path).expanduser()
         if path.suffix == ".npz":
-            arrays, split = read_npz(path), "train and test of the .npz file"
+            _require_no_reading(settings, preprocessing, f"{path} is a .npz file")
+            source = SourceData(arrays=read_npz(path), split="train and test of the .npz file")
         elif path.is_dir():
-            arrays, split = read_image_folder(path), "train/ and test/ of the folder"
+            _require_kind(preprocessing, "images", f"{path} is a folder")
+            source = read_image_folder(path, settings, preprocessing, seed)
         elif is_import_path(name_or_path):
-            arrays, split = _function_arrays(load_function(name, "the data set"), name), _AS_GIVEN
+            (settings or DataSettings()).require_only((), f"{name} is a function")
+            arrays = _function_arrays(load_function(name, "the data set"), name)
+            source = SourceData(arrays=arrays, split=_AS_GIVEN)
+        elif is_table(path):
+            _require_kind(preprocessing, "table", f"{path} is a table")
+            source = read_table(path, settings, preprocessing, seed)
         else:
             raise InvalidInputError(
-                f"unknown data set {name!r}: {nearest(name, CATALOG)}, a .npz file, a folder of images or "
-                "package.module:function"
+                f"unknown data set {name!r}: {nearest(name, CATALOG)}, a .npz file, a folder of images, a table "
+                "(.csv, .tsv, .parquet) or package.module:function"
             )
-    return split_data(arrays, name=name, split=split, holdout=holdout, seed=seed)
+    return split_data(
+        source.arrays,
+        name=name,
+        split=source.split,
+        holdout=holdout,
+        seed=seed,
+        preprocessing=source.preprocessing,
+        notes=source.notes,
+    )
+
+
+def _require_no_reading(settings: DataSettings | None, preprocessing: Mapping[str, Any] | None, source: str) -> None:
+    """Raise InvalidInputError if a source that is read as it is was given settings, or the schema of a table."""
+    (settings or DataSettings()).require_only((), source)
+    if preprocessing and preprocessing.get("kind") != "images":  # images of the right shape are always images
+        _require_kind(preprocessing, "", source)
+
+
+def _require_kind(preprocessing: Mapping[str, Any] | None, kind: str, source: str) -> None:
+    if preprocessing and preprocessing.get("kind") != kind:
+        kinds = {"images": "a folder of images", "table": "a table with its columns"}
+        needed = kinds.get(str(preprocessing.get("kind")))
+        if needed is None:
+            raise InvalidInputError("the preprocessing is damaged; needed: kind images or table")
+        raise InvalidInputError(f"{source} but the run was trained on {needed[2:]}; give {needed}")
 
 
 def _catalog_arrays(dataset: DataSet, folder: AnyPath | None, download: bool, progress: Progress | None) -> DataArrays:

@@ -172,10 +172,10 @@ def write_json(path: Path, record: dict[str, Any]) -> None:
     write_whole(path, (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, limit: int = MAX_TOML) -> dict[str, Any]:
     """Return the tables of a TOML file. Raises: DamagedFileError, with the file's name, if it is not one."""
     try:
-        content = tomllib.loads(read_bytes(path, MAX_TOML).decode("utf-8"))
+        content = tomllib.loads(read_bytes(path, limit).decode("utf-8"))
         _require_limits(content)
     except RecursionError:
         raise DamagedFileError(f"{path} is damaged: not a TOML file: nested deeper than {MAX_NESTING} levels") from None

@@ -1,0 +1,283 @@
+"""A folder of images by class: train/<class>/ and test/<class>/, or the class folders alone."""
+
+__all__ = ["FolderImage", "ImageFolder", "read_image_folder", "scan_image_folder"]
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securesgd.data.arrays import SourceData, class_names, require_memory, split_apart, split_source
+from securesgd.data.image_files import ImageHeader, read_header, read_pixels
+from securesgd.data.problems import Problem, join_some, refuse_problems
+from securesgd.data.settings import FOLDER_SETTINGS, DataSettings, format_size
+from securesgd.errors import InvalidInputError
+
+_SPLITS = ("train", "test")
+_NEEDED = "needed: train/<class>/*.png|jpg and test/<class>/*.png|jpg, or the class folders alone"
+_MOST_CLASSES = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderImage:
+    """An image whose header can be used: where it is, its split ("train", "test" or "all") and its class."""
+
+    file: str
+    split: str
+    label: int
+    header: ImageHeader
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageFolder:
+    """A folder after a look at every file.
+
+    mode      "L" if every image is grey, else "RGB"
+    size      that all images get; None if they have several and none was chosen
+    images    that can be used; `pixels` is theirs as (n, height, width, channels), or None if not asked for
+    problems  everything that is wrong, also with the files left out
+    """
+
+    classes: tuple[str, ...]
+    mode: str
+    size: tuple[int, int] | None
+    files: int
+    images: tuple[FolderImage, ...]
+    pixels: NDArray[np.uint8] | None
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    """How the images of an earlier folder were read; what another one is read like."""
+
+    classes: tuple[str, ...]
+    mode: str
+    size: tuple[int, int]
+    resize: bool
+    skip_bad: bool
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "kind": "images",
+            "classes": list(self.classes),
+            "mode": self.mode,
+            "size": list(self.size),
+            "resize": self.resize,
+            "skip_bad": self.skip_bad,
+        }
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> "_Reading":
+        """Return the reading that `json` wrote. Raises: InvalidInputError if it is another record."""
+        match record:
+            case {
+                "classes": [*classes],
+                "mode": "L" | "RGB" as mode,
+                "size": [int() as width, int() as height],
+                "resize": bool() as resize,
+                "skip_bad": bool() as skip_bad,
+            } if all(isinstance(name, str) for name in classes) and len(classes) <= _MOST_CLASSES:
+                size = DataSettings(resize=f"{width}x{height}").size or (0, 0)
+                names = class_names(classes)
+                return _Reading(classes=names, mode=mode, size=size, resize=resize, skip_bad=skip_bad)
+        raise InvalidInputError(
+            "the preprocessing of the images is damaged; needed: classes, mode L or RGB, size, resize and skip_bad"
+        )
+
+
+def read_image_folder(
+    folder: Path,
+    settings: DataSettings | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> SourceData:
+    """Return the images in a fixed shuffled order, classes in the order of their names.
+
+    Grey if every image is grey, else RGB. With train/ and test/ the split is theirs, else a random share is set apart
+    with `seed`. With `preprocessing` the images are read as those that it was made from; if `settings` is None, too,
+    only test examples are read: those of test/, or all. Files and folders whose name starts with a dot are ignored.
+    Raises: InvalidInputError with every problem at once: folders or classes that are missing, files that are no
+    images, cannot be read, are transparent or of 16 bits (left out with skip_bad), and several sizes without resize.
+    """
+    earlier = _Reading.from_json(preprocessing) if preprocessing else None
+    test_only = earlier is not None and settings is None
+    settings = settings or DataSettings()
+    scan = scan_image_folder(folder, settings, preprocessing, test_only=test_only)
+    skip_bad = settings.skip_bad or (earlier is not None and earlier.skip_bad)
+    refuse_problems(str(folder), [p for p in scan.problems if not (skip_bad and p.skippable)])
+    if scan.size is None or scan.pixels is None:
+        raise AssertionError("several sizes, or none, are a problem that was refused")
+    splits = np.array([image.split for image in scan.images])
+    if "all" in splits:
+        is_test = split_apart(len(splits), settings.test_share, seed)
+        split = f"a random {settings.test_share:g} of the folder set apart for testing with the run's seed"
+    else:
+        is_test = splits == "test"
+        split = "the folder as test images" if test_only else "train/ and test/ of the folder"
+    labels = np.array([image.label for image in scan.images], np.int64)
+    arrays = split_source(scan.pixels.transpose(0, 3, 1, 2), labels, is_test, scan.classes, str(folder))
+    reading = earlier or _Reading(
+        classes=scan.classes,
+        mode=scan.mode,
+        size=scan.size,
+        resize=settings.size is not None,
+        skip_bad=settings.skip_bad,
+    )
+    return SourceData(arrays=arrays, split=split, preprocessing=reading.json(), notes=_notes(scan, reading))
+
+
+def scan_image_folder(
+    folder: Path,
+    settings: DataSettings,
+    preprocessing: Mapping[str, Any] | None = None,
+    *,
+    test_only: bool = False,
+    keep_pixels: bool = True,
+) -> ImageFolder:
+    """Return every image of a folder that can be used and every problem, after decoding each file once.
+
+    Raises: InvalidInputError if settings do not apply, the folders are not those needed, or memory would not suffice.
+    """
+    earlier = _Reading.from_json(preprocessing) if preprocessing else None
+    places = _split_places(folder, test_only)
+    valid = FOLDER_SETTINGS if "all" in places else [name for name in FOLDER_SETTINGS if name != "test_share"]
+    what = "a folder of images" if "all" in places else "a folder of images with train/ and test/"
+    settings.require_only(valid, f"{folder} is {what}")
+    if earlier is not None and settings.size not in (None, earlier.size if earlier.resize else None):
+        raise InvalidInputError(
+            f"resize is {settings.resize!r} but the run was trained with {format_size(earlier.size)}; leave it out"
+        )
+    problems: list[Problem] = []
+    classes, listed = _list_files(folder, places, earlier.classes if earlier else None, problems)
+    labels = {name: label for label, name in enumerate(classes)}
+    images = _read_headers(folder, listed, labels, earlier, problems)
+    size = earlier.size if earlier else settings.size or _common_size(images, problems)
+    mode = earlier.mode if earlier else "L" if all(image.header.grey for image in images) else "RGB"
+    pixels = None
+    if keep_pixels and size is not None:
+        require_memory(6 * len(images) * size[0] * size[1] * len(mode), str(folder))  # bytes, a copy, then float32
+        pixels = np.empty((len(images), size[1], size[0], len(mode)), np.uint8)
+    usable: list[FolderImage] = []
+    for image in images:
+        try:
+            decoded = read_pixels(folder / image.file, mode, size)
+        except InvalidInputError as error:
+            problems.append(Problem(file=image.file, problem=str(error), skippable=True))
+            continue
+        if pixels is not None:
+            pixels[len(usable)] = decoded
+        usable.append(image)
+    if not usable:
+        problems.append(Problem(file="", problem=f"there is no image that can be used; {_NEEDED}"))
+    return ImageFolder(
+        classes=classes,
+        mode=mode,
+        size=size,
+        files=len(listed),
+        images=tuple(usable),
+        pixels=None if pixels is None else pixels[: len(usable)],
+        problems=tuple(problems),
+    )
+
+
+def _split_places(folder: Path, test_only: bool) -> dict[str, Path]:
+    """Return the folder of class folders for each split."""
+    present = [split for split in _SPLITS if (folder / split).is_dir()]
+    if not present:
+        return {"test" if test_only else "all": folder}
+    needed = ("test",) if test_only else _SPLITS
+    for split in needed:
+        if split not in present:
+            raise InvalidInputError(f"{folder / split} is not a folder; {_NEEDED}")
+    return {split: folder / split for split in needed}
+
+
+def _list_files(
+    folder: Path, places: Mapping[str, Path], fixed: Sequence[str] | None, problems: list[Problem]
+) -> tuple[tuple[str, ...], list[tuple[str, str, str]]]:
+    """Return the classes, and (file, split, class) of every file in a class folder; order is that of the names."""
+    found: dict[str, list[str]] = {}
+    listed: list[tuple[str, str, str]] = []
+    for split, place in places.items():
+        found[split] = []
+        for entry in _entries(place):
+            name = entry.relative_to(folder).as_posix()
+            if not entry.is_dir():
+                inside = f"{split}/<class>" if split in _SPLITS else "<class>"
+                problem = f"is not a class folder; needed: {inside}/*.png|jpg"
+                problems.append(Problem(file=name, problem=problem, skippable=True))
+                continue
+            found[split].append(entry.name)
+            files = [file.relative_to(folder).as_posix() for file in _entries(entry)]
+            if not files and fixed is None:
+                problems.append(Problem(file=name, problem="is empty; every class needs at least one image"))
+            listed += [(file, split, entry.name) for file in files]
+    classes = tuple(fixed or sorted(set().union(*found.values())))
+    for split, names in found.items():
+        for name in sorted(set(names) - set(classes)):
+            problem = f"class {name!r} is none of the run's: {join_some(classes)}"
+            problems.append(Problem(file="", problem=problem))
+        if fixed is None:
+            for name in sorted(set(classes) - set(names)):
+                other = _SPLITS[split == "train"]
+                problem = f"class {name!r} is in {other}/ but not in {split}/; both need every class"
+                problems.append(Problem(file="", problem=problem))
+    if len(classes) < 2:
+        problem = f"a data set needs at least 2 classes, got {len(classes)}; {_NEEDED}"
+        problems.append(Problem(file="", problem=problem))
+    return classes, [row for row in listed if row[2] in classes]
+
+
+def _entries(place: Path) -> list[Path]:
+    return sorted(entry for entry in place.iterdir() if not entry.name.startswith("."))
+
+
+def _read_headers(
+    folder: Path,
+    listed: Sequence[tuple[str, str, str]],
+    labels: Mapping[str, int],
+    earlier: _Reading | None,
+    problems: list[Problem],
+) -> list[FolderImage]:
+    """Return the images whose headers can be used, and read like those of the earlier folder if there is one."""
+    images = []
+    for file, split, name in listed:
+        try:
+            header = read_header(folder / file)
+            if earlier is not None and not earlier.resize and header.size != earlier.size:
+                sizes = format_size(header.size), format_size(earlier.size)
+                raise InvalidInputError(f"has {sizes[0]} pixels; the run was trained on {sizes[1]}, without resize")
+            if earlier is not None and earlier.mode == "L" and not header.grey:
+                raise InvalidInputError("is in colour; the run was trained on grey images")
+        except InvalidInputError as error:
+            problems.append(Problem(file=file, problem=str(error), skippable=True))
+        else:
+            images.append(FolderImage(file=file, split=split, label=labels[name], header=header))
+    return images
+
+
+def _common_size(images: Sequence[FolderImage], problems: list[Problem]) -> tuple[int, int] | None:
+    """Return the size of all images, None if there are several, which is a problem."""
+    sizes = Counter(image.header.size for image in images).most_common()
+    if len(sizes) > 1:
+        counts = [f"{format_size(size)} ({count:,})" for size, count in sizes]
+        width, height = sizes[0][0]
+        problem = f"the images have {len(sizes)} sizes: {join_some(counts)}; give all the same with --resize "
+        problems.append(Problem(file="", problem=problem + f"WIDTHxHEIGHT, like --resize {width}x{height}"))
+    return sizes[0][0] if len(sizes) == 1 else None
+
+
+def _notes(scan: ImageFolder, reading: _Reading) -> tuple[str, ...]:
+    """Return what was left out and changed, a line for each file or kind of change."""
+    notes = [f"left out: {problem}" for problem in scan.problems]
+    resized = sum(image.header.size != reading.size for image in scan.images)
+    if resized:
+        notes.append(f"resized {resized:,} of {len(scan.images):,} images to {format_size(reading.size)}")
+    converted = Counter(image.header.mode for image in scan.images if image.header.mode != reading.mode)
+    notes += [f"converted {count:,} images of mode {mode} to {reading.mode}" for mode, count in converted.items()]
+    return tuple(notes)

@@ -1,0 +1,163 @@
+"""The cells of a table, by column: a CSV file as text, a Parquet file as numbers and text."""
+
+__all__ = ["TABLE_SUFFIXES", "TableCells", "read_cells"]
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from securesgd.data.arrays import require_memory
+from securesgd.data.columns import Cells
+from securesgd.data.problems import join_some
+from securesgd.errors import InvalidInputError, printable
+from securesgd.runtime.storage import open_regular
+
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_CSV_MEMORY = 12
+"""Bytes of memory per byte of the file: a cell of five characters is a text of 54 bytes and its place in a list."""
+_PARQUET_MEMORY = 64
+"""Bytes of memory per cell."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TableCells:
+    """The columns of a table by name, in the order of the file; `form` says how the file was understood."""
+
+    columns: Mapping[str, Cells]
+    rows: int
+    form: str
+
+
+def read_cells(path: Path) -> TableCells:
+    """Return the cells of a .csv, .tsv or .parquet file; the first line of text names the columns.
+
+    Text is UTF-8, with or without a byte order mark. It is divided by what divides its first line into most columns:
+    commas, semicolons, tabs or bars. Empty lines are left out, and blanks around names.
+    Raises: InvalidInputError if the file cannot be read or is empty, rows differ in length, or columns have no name,
+    the same name, or (Parquet) values that are no numbers, truth values or text. DamagedFileError if it is no file.
+    """
+    try:
+        return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+    except InvalidInputError as error:
+        raise InvalidInputError(printable(f"{path}: {error}")) from None
+
+
+def _read_csv(path: Path) -> TableCells:
+    with open_regular(path) as file:
+        size = file.seek(0, io.SEEK_END)
+        require_memory(_CSV_MEMORY * size, "the file")
+        file.seek(0)
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        try:
+            delimiter = _delimiter(text)
+            rows = [row for row in csv.reader(text, delimiter=delimiter, strict=True) if row]
+        except UnicodeDecodeError as error:
+            raise InvalidInputError(f"is no UTF-8 text ({error.reason}); save it as UTF-8") from None
+        except csv.Error as error:
+            raise InvalidInputError(f"cannot be read as CSV divided by {_DELIMITERS[delimiter]}: {error}") from None
+    if not rows:
+        raise InvalidInputError("is empty; needed: a line with the names of the columns, then rows")
+    header, body = rows[0], rows[1:]
+    names = _column_names(header)
+    ragged = [f"row {i} has {len(row)}" for i, row in enumerate(body, 1) if len(row) != len(header)]
+    if ragged:
+        raise InvalidInputError(
+            f"{len(ragged):,} rows do not have the {len(header)} columns of the first line, divided by "
+            f"{_DELIMITERS[delimiter]}: {join_some(ragged)}"
+        )
+    _require_rows(len(body))
+    columns = dict(zip(names, zip(*body, strict=True), strict=True))
+    return TableCells(columns=columns, rows=len(body), form=f"divided by {_DELIMITERS[delimiter]}")
+
+
+def _delimiter(text: io.TextIOWrapper) -> str:
+    """Return the character that divides the first line of the file into most columns; the file is rewound."""
+    counts = {}
+    for delimiter in _DELIMITERS:
+        text.seek(0)
+        try:
+            counts[delimiter] = len(next(csv.reader(text, delimiter=delimiter, strict=True), []))
+        except csv.Error:
+            counts[delimiter] = 0
+    text.seek(0)
+    return max(counts, key=counts.__getitem__)
+
+
+def _column_names(header: Sequence[str]) -> list[str]:
+    """Return the names of the columns. Raises: InvalidInputError if one is missing, twice or no printable text."""
+    names = [name.strip() for name in header]
+    nameless = [str(i) for i, name in enumerate(names, 1) if not name]
+    twice = [repr(name) for name, times in Counter(names).items() if times > 1 and name]
+    odd = [repr(name) for name in names if not name.isprintable() or len(name) > 500]
+    problems = [f"the columns {join_some(nameless)} have no name"] if nameless else []
+    problems += [f"the columns {join_some(twice)} occur twice"] if twice else []
+    problems += [f"the columns {join_some(odd)} are not printable or too long"] if odd else []
+    if len(names) < 2:
+        problems.append(f"there is one column, {names[0][:80]!r}; divided by {' or '.join(_DELIMITERS.values())}?")
+    if problems:
+        raise InvalidInputError("; ".join([*problems, "needed: at least two columns, each with a name of its own"]))
+    return names
+
+
+def _require_rows(rows: int) -> None:
+    if not rows:
+        raise InvalidInputError("has no rows; needed: at least one below the names of the columns")
+
+
+def _read_parquet(path: Path) -> TableCells:
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise InvalidInputError('pyarrow is not installed; run pip install "securesgd[parquet]"') from None
+    with open_regular(path) as file:
+        try:
+            content = parquet.ParquetFile(file)
+            groups = [content.metadata.row_group(i) for i in range(content.metadata.num_row_groups)]
+            cells = content.metadata.num_rows * content.metadata.num_columns
+            unpacked = sum(group.total_byte_size for group in groups)
+            require_memory(max(_PARQUET_MEMORY * cells, 2 * unpacked), "the file")
+            names = _column_names(content.schema_arrow.names)
+            table = content.read()
+        except (arrow.ArrowException, OSError, OverflowError) as error:
+            raise InvalidInputError(f"cannot be read as Parquet: {str(error)[:200]}") from None
+    _require_rows(table.num_rows)
+    columns: dict[str, Cells] = {}
+    odd = []
+    for name, column in zip(names, table.columns, strict=True):
+        values = _parquet_cells(arrow, column)
+        if values is None:
+            odd.append(f"{name} ({column.type})")
+        else:
+            columns[name] = values
+    if odd:
+        raise InvalidInputError(f"columns of a kind that is not read: {join_some(odd)}; valid: numbers, bool, text")
+    return TableCells(columns=columns, rows=table.num_rows, form="Parquet")
+
+
+def _parquet_cells(arrow: Any, column: Any) -> Cells | None:
+    """Return the cells of a column, None if it holds another kind of values.
+
+    Whole numbers, floats and truth values without gaps are an array; everything else is text, which is correctly
+    rounded when it is read as a number.
+    """
+    types = arrow.types
+    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    if types.is_dictionary(column.type):
+        column = column.cast(kind)
+    if types.is_floating(kind):
+        return np.asarray(column.cast(arrow.float64()).fill_null(np.nan).to_numpy())
+    if types.is_integer(kind) or types.is_boolean(kind):
+        if not column.null_count:
+            return np.asarray(column.to_numpy())
+    elif not (types.is_string(kind) or types.is_large_string(kind) or types.is_decimal(kind)):
+        return None
+    cells: list[str | None] = column.cast(arrow.string()).to_pylist()
+    return cells
