@@ -70,7 +70,9 @@ def test_demo_writes_into_runs(size, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if size == "small":
         less = {"steps": 20, "copies": 1, "accountant": "rdp"}
-        monkeypatch.setattr("securesgd.config.preset", lambda *names: _with_training(preset(*names), less))
+        monkeypatch.setattr(
+            "securesgd.config.preset", lambda *names, **fit: _with_training(preset(*names, **fit), less)
+        )
         monkeypatch.setattr("securesgd.cli.demo._ATTACKED", 10)
     result = run_here("demo")
     assert result.returncode == 0, result.stderr

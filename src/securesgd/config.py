@@ -21,6 +21,7 @@ from typing import Any, get_args
 import tomli_w
 
 from securesgd.baselines.adlm.budget import AdlmSettings
+from securesgd.data.settings import DataSettings
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.methods import method
 from securesgd.models.interval_network import IntervalSettings
@@ -45,17 +46,25 @@ class RobustnessSettings:
     """
 
     norm: str = "linf"
+    """Of the radii: linf, l2 or l1."""
     place: str = "input"
+    """Where the noise is: input or first-layer."""
     unit: float | None = None
+    """Input radius that one standard deviation of the noise is worth; instead of the next three."""
     robust_epsilon: float = 4.0
+    """The paper's ε_r."""
     robust_delta: float = 0.05
+    """The paper's δ_r."""
     attack_size: float = 0.1
+    """The paper's size of the attack that the noise is for."""
     redistribution: str | None = None
     """A name of `models.redistribution.WAYS`, or an import path; None: the method's own."""
     start: str = "uniform"
     """Where `learned` starts from: a way that reads no data."""
     direction: str = "vulnerable"
+    """Of r from gradients: where more noise goes."""
     beta: float = 1.0
+    """Of r from gradients: how unequal it is."""
     per: str | None = None
     """unit or channel; None: channel for a convolution, else unit."""
     r_noise_multiplier: float = 20.0
@@ -96,19 +105,27 @@ class RunConfig:
     """Everything needed to run again."""
 
     dataset: str
+    """A name, a file, a folder of images or package.module:function."""
     method: str
+    """One of the methods of securesgd train --help."""
     network: str
+    """A built-in network, or package.module:function."""
     seed: int = 0
     """Of the initial weights, the split and a random r. Noise and sampling have a secret of their own."""
     holdout: int = 0
+    """Training examples that are set apart to watch the accuracy; epsilon does not cover them."""
     public_dataset: str | None = None
     """For redistribution = "public": a data set declared public."""
     robustness: RobustnessSettings = field(default_factory=RobustnessSettings)
+    """The noise of the network."""
     adlm: AdlmSettings | None = None
     """For the method adlm, and no other."""
     interval: IntervalSettings | None = None
     """For the methods ibp and dp-ibp, and no other."""
+    data: DataSettings | None = None
+    """How the user's own table or folder of images is read."""
     training: TrainingSettings
+    """Of DP-SGD."""
 
     def __post_init__(self) -> None:
         validate_types(self)
@@ -154,15 +171,14 @@ class RunConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunConfig":
         """Return the configuration of nested dictionaries."""
-        for name in ("robustness", "adlm", "interval", "training"):
+        for name in ("robustness", *_OPTIONAL, "training"):
             if not isinstance(values.get(name, {}), dict):
                 raise InvalidInputError(f"{name} is {values[name]!r}; valid: a table of settings")
         top, robust = _known(values, cls, "run"), dict(values.get("robustness", {}))
         top["robustness"] = RobustnessSettings(**_known(robust, RobustnessSettings, "robustness"))
-        if "adlm" in values:
-            top["adlm"] = AdlmSettings(**_known(dict(values["adlm"]), AdlmSettings, "adlm"))
-        if "interval" in values:
-            top["interval"] = IntervalSettings(**_known(dict(values["interval"]), IntervalSettings, "interval"))
+        for name, settings in _OPTIONAL.items():
+            if name in values:
+                top[name] = settings(**_known(dict(values[name]), settings, name))
         top["training"] = TrainingSettings.from_dict(dict(values.get("training", {})))
         missing = [name for name in ("dataset", "method", "network") if name not in top]
         if missing:
@@ -170,10 +186,23 @@ class RunConfig:
         return cls(**top)
 
 
+_OPTIONAL: dict[str, Any] = {"adlm": AdlmSettings, "interval": IntervalSettings, "data": DataSettings}
+"""Tables that a configuration has only if they are needed."""
+
+
 def run_config(
-    dataset: str | None = None, method_name: str | None = None, file: Path | None = None, **changes: Any
+    dataset: str | None = None,
+    method_name: str | None = None,
+    file: Path | None = None,
+    *,
+    fit_to: tuple[int, tuple[int, ...]] | None = None,
+    **changes: Any,
 ) -> RunConfig:
-    """Return the configuration of a data set and method: preset, then `file`, then `changes` (names dotted or bare)."""
+    """Return the configuration of a data set and method: preset, then `file`, then `changes` (names dotted or bare).
+
+    `fit_to` is the number of training examples and the shape of an input, for data without a preset of their own. If
+    that number is not public (a sampling rate or a population is given), nothing here depends on it.
+    """
     given = _read(file) if file else {}
     dataset = dataset or given.get("dataset")
     method_name = method_name or given.get("method")
@@ -185,7 +214,12 @@ def run_config(
         raise InvalidInputError(f"dataset is {dataset!r}; valid: a name or a path, as text")
     private = method(method_name).private
     changes = {_setting_path(name, method_name): value for name, value in changes.items() if value is not None}
-    values = preset(dataset, method_name)
+    examples, shape = fit_to or (None, None)
+    for name in ("sampling_rate", "population"):
+        public = changes.get(f"training.{name}", _table(given, "training").get(name))
+        if public is not None:
+            examples = public if name == "population" and isinstance(public, int) and public > 0 else None
+    values = preset(dataset, method_name, examples=examples, input_shape=shape)
     for source in (given, {"dataset": dataset, "method": method_name}):
         for name, value in source.items():
             if isinstance(value, dict):
@@ -201,7 +235,7 @@ def run_config(
     if training.setdefault("private", private) is not private:
         kind = "private" if private else "not private"
         raise InvalidInputError(f"method {method_name} is {kind}, got private = {training['private']!r}; leave it out")
-    epsilon_given = "training.epsilon" in changes or "epsilon" in given.get("training", {})
+    epsilon_given = "training.epsilon" in changes or "epsilon" in _table(given, "training")
     if not epsilon_given and (not private or "noise_multiplier" in training):
         training.pop("epsilon", None)  # the preset's target gives way to the noise that was epsilon_given for
     return RunConfig.from_dict(values)
@@ -242,12 +276,19 @@ def _setting_path(name: str, method_name: str) -> str:
     places = {f.name: "" for f in fields(RunConfig)}
     places |= {f.name: "robustness." for f in fields(RobustnessSettings)}
     places |= {f.name: "training." for f in fields(TrainingSettings)}
+    places |= {f.name: "data." for f in fields(DataSettings)}
     places |= {f.name: "adlm." for f in fields(AdlmSettings)} if chosen.adlm else {}
     places |= {f.name: "interval." for f in fields(IntervalSettings)} if chosen.interval else {}
     table, _, key = name.rpartition(".")
     if key not in places or (table and f"{table}." != places[key]):
         raise InvalidInputError(f"unknown setting {name!r}: {nearest(key, places)}")
     return places[key] + key
+
+
+def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a table of nested settings, empty if it is not there or not one."""
+    table = values.get(name)
+    return table if isinstance(table, dict) else {}
 
 
 def _known(values: dict[str, Any], cls: type, what: str) -> dict[str, Any]:

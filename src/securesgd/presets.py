@@ -1,8 +1,12 @@
-"""Good settings per data set and method. Found by search on public benchmark data, which no privacy budget covers."""
+"""Good settings per data set and method. Found by search on public benchmark data, which no privacy budget covers.
 
-__all__ = ["preset"]
+The user's own data have no row here: their settings are computed from the number of examples and the shape of an input.
+"""
+
+__all__ = ["fit_delta", "fit_sizes", "preset"]
 
 import copy
+import math
 from typing import Any
 
 from securesgd.methods import method
@@ -87,11 +91,53 @@ _INTERVAL: dict[str, dict[str, Any]] = {
         },
     },
 }
-_OWN = "digits"  # sizes of the user's own data are not known here: small and quick, to be changed
+_OWN = "digits"  # where sizes are not known: small and quick, to be changed
+_STEPS = 400
 
 
-def preset(dataset: str, method_name: str) -> dict[str, Any]:
-    """Return nested settings to start from; a data set without a preset of its own starts from small ones."""
+def fit_sizes(examples: int) -> dict[str, int]:
+    """Return a batch size and a number of steps for so many examples.
+
+    The noise of a step is divided by the batch, so batches are large: 4·√n, at least 256 and at most a third of the
+    data, where a larger part of it would only cost time.
+    """
+    return {"batch_size": max(1, min(examples // 3, max(256, round(4 * math.sqrt(examples))))), "steps": _STEPS}
+
+
+def fit_delta(examples: int) -> float:
+    """Return 1e-5, or for more than 66,000 examples the largest power of ten that is well below 1/examples."""
+    return float(f"1e{min(-5, math.floor(-math.log10(1.5 * examples)))}")
+
+
+def preset(
+    dataset: str, method_name: str, *, examples: int | None = None, input_shape: tuple[int, ...] | None = None
+) -> dict[str, Any]:
+    """Return nested settings to start from: those of the data set, or else of its size and shape.
+
+    `examples` is a *public* number: that of the training examples, or of the population they are a part of. A data set
+    without a row here, and without these, starts from small and quick settings.
+    """
+    values = _preset(dataset, method_name)
+    if dataset in _DPSGD:
+        return values
+    if input_shape is not None:
+        values["network"] = _fit_network(input_shape, values["network"])
+        if len(input_shape) != 3 and "robustness" in values:
+            values["robustness"]["start"] = "uniform"  # the prior is about height and width
+    if examples is not None:
+        values["training"] |= fit_sizes(examples) | {"delta": fit_delta(examples), "micro_batch": 512}
+    return values
+
+
+def _fit_network(input_shape: tuple[int, ...], chosen: str) -> str:
+    """Return the network for inputs of this shape: mlp for the columns of a table, otherwise one for images."""
+    if len(input_shape) != 3:
+        return "mlp"
+    return chosen if chosen == "interval-cnn" or min(input_shape[1:]) < 16 else "tanh-cnn"
+
+
+def _preset(dataset: str, method_name: str) -> dict[str, Any]:
+    """Return the settings of a data set; of one without a row, those for small images."""
     chosen = method(method_name)
     if chosen.adlm:
         return copy.deepcopy(_ADLM.get(dataset, _ADLM[_OWN]))

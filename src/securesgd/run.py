@@ -30,22 +30,21 @@ from securesgd.certificates.rules import INTERVAL, record_key
 from securesgd.certificates.run_certificates import RunCertificates, certify_run
 from securesgd.certificates.sensitivity import known_sensitivity
 from securesgd.certificates.stored_certificates import examples_digest
-from securesgd.config import IN_MEMORY, RunConfig, saved_config
-from securesgd.data.load import LoadedData, load_data
+from securesgd.config import RunConfig, saved_config
+from securesgd.data.load import LoadedData
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.privacy import PrivacyStatement, read_ledger
 from securesgd.report.gallery import draw_gallery
 from securesgd.report.page import report
 from securesgd.report.plots import certified_curves_figure
+from securesgd.run_data import load_other_data, load_run_data, tensors_of
 from securesgd.runtime import run_folder as names
-from securesgd.runtime.import_path import is_import_path
 from securesgd.runtime.processes import Processes
 from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.storage import file_digest, parse_json, read_bytes, read_json
 from securesgd.runtime.tables import read_rows
 from securesgd.runtime.tensors import load_tensors
-from securesgd.training.examples import as_examples
 
 FORMAT = 1
 """Of model.json."""
@@ -116,17 +115,9 @@ class Run:
 
     @property
     def data(self) -> LoadedData:
-        """The data set of the run, loaded by its name. Raises: InvalidInputError if it was given in memory."""
+        """The data set of the run, read again. Raises: InvalidInputError if it was in memory, is gone or changed."""
         if self._data is None:
-            if self.config.dataset == IN_MEMORY:
-                raise InvalidInputError(
-                    f"{self.path} was trained on data in memory; give a test set: run.certify(test_set) or --dataset"
-                )
-            if is_import_path(self.config.dataset):
-                raise InvalidInputError(
-                    f"{self.path} was trained on {self.config.dataset}; give it again: --dataset {self.config.dataset}"
-                )
-            self._data = load_data(self.config.dataset, holdout=self.config.holdout, seed=self.config.seed)
+            self._data = load_run_data(self.path, self.config, self.record)
         return self._data
 
     def certify(
@@ -364,7 +355,7 @@ def load_run(
     except DamagedFileError as error:
         raise DamagedFileError(f"{folder}: {error}") from None
     require_same_outputs(model, shape, record.get("outputs"))
-    loaded = load_data(dataset) if isinstance(dataset, str) else dataset
+    loaded = load_other_data(dataset, record) if isinstance(dataset, str) else dataset
     if loaded is not None and not isinstance(loaded, LoadedData):
         raise InvalidInputError(
             f"dataset is a {type(loaded).__name__}; valid: a name, a path or what load_data returned; tensors and "
@@ -390,11 +381,3 @@ def read_model_record(folder: Path) -> dict[str, Any]:
     if record.get("config_sha256") not in (None, file_digest(folder / names.CONFIG)):
         raise DamagedFileError(f"{folder / names.CONFIG} is not the one this run was trained with; put that back")
     return record
-
-
-def tensors_of(data: Any) -> tuple[Tensor, Tensor]:
-    """Return the inputs and targets of a pair of tensors, a Dataset or the test part of a loaded data set."""
-    if isinstance(data, LoadedData):
-        return data.test_inputs, data.test_targets
-    examples = as_examples(data)
-    return examples.batch(np.arange(len(examples)))

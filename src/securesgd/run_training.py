@@ -33,7 +33,8 @@ from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
 from securesgd.privacy import Ledger
 from securesgd.report.plots import redistribution_figure
-from securesgd.run import FORMAT, Run, read_model_record, tensors_of
+from securesgd.run import FORMAT, Run, read_model_record
+from securesgd.run_data import keep_data_path, tensors_of
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.import_path import is_import_path
 from securesgd.runtime.machine import environment
@@ -113,6 +114,7 @@ def train_run(
     config: RunConfig,
     folder: str | Path,
     *,
+    loaded: LoadedData | None = None,
     resume: bool = False,
     on_step: Callable[[StepReport], Any] | None = None,
 ) -> Run:
@@ -123,9 +125,10 @@ def train_run(
     of the file that could not be written. A new run that fails before its first release leaves nothing behind, so that
     the same call can be made again; a later one can be resumed.
 
-    `on_step` gets each step's report, now and then with the accuracy on the held-out examples if there are any.
+    `loaded` are the data that the configuration names, if they were read before, as `fitted_config` does. `on_step`
+    gets each step's report, now and then with the accuracy on the held-out examples if there are any.
     """
-
+    read_before = loaded
     given = config.import_paths
 
     def prepare(config: RunConfig) -> "_Job":
@@ -135,7 +138,9 @@ def train_run(
                     f"the run in {folder} uses {path}, which is code; to resume it, give a configuration with this "
                     f"{name}"
                 )
-        loaded = load_data(config.dataset, holdout=config.holdout, seed=config.seed)
+        loaded = read_before
+        if loaded is None:
+            loaded = load_data(config.dataset, holdout=config.holdout, seed=config.seed, settings=config.data)
         return _Job(
             config=config,
             model=build_model(config, loaded.input_shape, loaded.classes),
@@ -231,6 +236,7 @@ def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any]
     }
     write_whole(folder / names.METRICS, (json.dumps(metrics) + "\n").encode())
     write_json(folder / names.ENVIRONMENT, environment() | {"threads": torch.get_num_threads()})
+    keep_data_path(folder, config.dataset)
     record = _model_record(job, folder) | {"statement": result.statement.json()}
     write_json(folder / names.MODEL, record)  # the last file: the run is finished
     return Run(folder, config, model, job.loaded)
@@ -368,5 +374,6 @@ def _model_record(job: _Job, folder: Path) -> dict[str, Any]:
         "classes": len(class_names),
         "class_names": class_names,
         "data": source,
+        **({} if loaded is None or not loaded.preprocessing else {"preprocessing": loaded.preprocessing}),
         **({} if job.test_set is None else {"test_sha256": examples_digest(*job.test_set)}),
     }

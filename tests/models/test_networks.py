@@ -33,7 +33,13 @@ def test_examples_are_treated_one_by_one(name: str) -> None:
     torch.testing.assert_close(together, torch.cat([model(x[i : i + 1]) for i in range(3)]))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+def test_a_linear_network_has_no_hidden_layer() -> None:
+    with pytest.raises(InvalidInputError, match="no hidden layer"):
+        network("linear", (30,), 2, hidden=5)
+    assert network("linear", (30,), 2)(torch.zeros(4, 30)).shape == (4, 2)
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "linear"])
 def test_the_last_hidden_layer_has_the_width_asked_for(name: str) -> None:
     widths = [m.out_features for m in network(name, (1, 28, 28), 10, hidden=25) if isinstance(m, nn.Linear)]
     assert widths == [25, 10]

@@ -19,21 +19,21 @@ _MOST_SIDE = 4096
 class DataSettings:
     """How a table or a folder of images is read; the defaults read every other source, too.
 
-    target       of a table: the column of the class
-    schema       of a table: path of its schema; None: NAME.schema.toml or schema.toml beside it
-    test         of a table: another file with the test rows
-    test_share   of a table without `test`, or a folder without train/ and test/: how much is set apart for testing
-    resize       of a folder: width x height in pixels, like "64x64"
-    skip_bad     of a folder: leave out files that cannot be used
     Raises: InvalidInputError for a value of another kind or outside its range.
     """
 
     target: str | None = None
+    """Of a table: the column of the class."""
     schema: str | None = None
+    """Of a table: path of its schema; None: NAME.schema.toml or schema.toml beside it."""
     test: str | None = None
+    """Of a table: another file with the test rows."""
     test_share: float = 0.2
+    """Of a table without `test`, or a folder without train/ and test/: how much is set apart for testing."""
     resize: str | None = None
+    """Of a folder: width and height in pixels, like "64x64"."""
     skip_bad: bool = False
+    """Of a folder: leave out files that cannot be used."""
 
     def __post_init__(self) -> None:
         validate_types(self)

@@ -121,6 +121,13 @@ def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 32) -> nn.Sequ
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
+def linear(input_shape: tuple[int, ...], classes: int, hidden: int = 0) -> nn.Sequential:
+    """Return one linear layer on the flattened input: logistic regression, the least that noise can spoil."""
+    if hidden:
+        raise InvalidInputError(f"hidden is {hidden}, but the network linear has no hidden layer; leave it out")
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), classes))
+
+
 def _with_head(
     body: list[nn.Module],
     input_shape: InputShape,
@@ -143,6 +150,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "cifar-cnn": cifar_cnn,
     "digits-cnn": digits_cnn,
     "interval-cnn": interval_cnn,
+    "linear": linear,
     "mlp": mlp,
     "mnist-cnn": mnist_cnn,
     "tanh-cnn": tanh_cnn,
@@ -167,9 +175,10 @@ def network(name: str, input_shape: tuple[int, ...], classes: int, hidden: int |
         if hidden is not None:
             raise InvalidInputError(f"hidden is {hidden}, but the network {name} sets its own widths; leave it out")
         return network_from_function(load_function(name, "the network"), tuple(input_shape), classes, name)
-    if (len(input_shape) != 3 and name != "mlp") or min(input_shape) < 1:
+    if (len(input_shape) != 3 and name not in ("mlp", "linear")) or min(input_shape) < 1:
         raise InvalidInputError(
-            f"input_shape is {tuple(input_shape)}: for {name} it must be (channels, height, width); mlp takes any"
+            f"input_shape is {tuple(input_shape)}: for {name} it must be (channels, height, width); mlp and linear "
+            "take any"
         )
     if hidden is None:
         return NETWORKS[name](input_shape, classes)

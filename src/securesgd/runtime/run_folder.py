@@ -8,6 +8,7 @@
     redistribution.json     r as the trained network has it
     metrics.jsonl           accuracy on the test set
     environment.json        versions, machine and command
+    local.json              where the user's own data are on this machine; no part of the claim
     model.json              network, data and privacy statement; written last, so that it says the run is finished
 
 Order at the start: secret, ledger (header only), checkpoint of step 0; then steps are reserved and run. So whenever a
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # reading a folder needs no torch
     from securesgd.runtime.tensors import Checkpoint
 
 CONFIG, LEDGER, WEIGHTS, MODEL = "config.toml", "ledger.jsonl", "model.safetensors", "model.json"
+LOCAL = "local.json"
 SECRET, CHECKPOINT = "secret.json", "checkpoint.safetensors"
 REDISTRIBUTION, REDISTRIBUTION_PICTURE = "redistribution.json", "redistribution.png"
 METRICS, ENVIRONMENT, REPORT = "metrics.jsonl", "environment.json", "report.html"

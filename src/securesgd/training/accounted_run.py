@@ -1,6 +1,6 @@
 """A run and its ledger: steps are reserved before they run, checkpoints are saved, and noise is never used twice."""
 
-__all__ = ["AccountedRun"]
+__all__ = ["AccountedRun", "noise_multiplier_of"]
 
 from torch import Tensor
 
@@ -53,7 +53,7 @@ class AccountedRun:
         """Return a new run: calibrated noise, secret key and step-0 checkpoint on disk, an empty ledger."""
         settings, release, examples = fingerprint.settings, fingerprint.one_off_release, fingerprint.examples
         rate = settings.rate(examples)
-        noise = _noise_multiplier(settings, rate, release)
+        noise = noise_multiplier_of(settings, rate, release)
         seed = settings.noise_seed
         # Two seeded runs share their noise only if they are the same run: same fingerprint, data and first weights.
         context = f"{fingerprint.digest(noise, by_process=False)} {data_digest} {tensors_digest(initial.tensors)}"
@@ -193,7 +193,7 @@ def _remove_unused_ledger(files: RunFolder) -> None:
         files.ledger.unlink()  # a header without a release says nothing; it is written again
 
 
-def _noise_multiplier(settings: TrainingSettings, rate: float, one_off_release: OneOffRelease | None) -> float:
+def noise_multiplier_of(settings: TrainingSettings, rate: float, one_off_release: OneOffRelease | None) -> float:
     """Return the noise multiplier given, or else calibrated. Raises: PrivacyError if the steps would cost too much."""
     if not settings.private:
         return 0.0

@@ -45,23 +45,38 @@ class TrainingSettings:
     """
 
     private: bool = True
+    """Whether training is DP-SGD. False: plain gradients, and the ledger says so."""
     delta: float
+    """Delta of the guarantee; well below 1 / number of examples."""
     epsilon: float | None = None
+    """Target: the noise is calibrated to it."""
     noise_multiplier: float | None = None
+    """Noise in sensitivities, instead of a target, or besides one that it must keep to."""
     batch_size: int
+    """Expected number of examples in a step: sampling is Poisson, and sums are divided by this."""
     steps: int
+    """Number of steps."""
     sampling_rate: float | None = None
+    """Probability of each example to be in a step; the claim is then about adding or removing one."""
     population: int | None = None
+    """Public number that the examples are a part of; the sampling rate is batch_size / population."""
     max_grad_norm: float = 1.0
+    """Every example's gradient is clipped to this l2 norm."""
     accountant: str = "pld"
+    """Of epsilon: pld, or rdp, which is faster and looser."""
     noise_seed: int | None = None
     """None: secret randomness. A number makes the run repeatable; such a run guarantees no privacy."""
 
     learning_rate: float = 0.5
+    """Of the optimizer, at its highest."""
     optimizer: Optimizer = "sgd"
+    """sgd or adam."""
     momentum: float = 0.0
+    """Of sgd."""
     schedule: Schedule = "constant"
+    """How the learning rate falls: constant, cosine or linear."""
     warmup_steps: int = 0
+    """Steps in which the learning rate grows from zero."""
     ema_decay: float = 0.0
     """Above 0, the result is a moving average of the weights over the steps: post-processing, no privacy cost."""
     copies: int = 1
@@ -72,6 +87,7 @@ class TrainingSettings:
     block_steps: int = 50
     """Steps reserved ahead in one ledger line. A crash costs at most the rest of a block."""
     checkpoint_steps: int = 50
+    """Steps between two checkpoints."""
 
     def __post_init__(self) -> None:
         validate_types(self)

@@ -43,8 +43,11 @@ class AdlmSettings:
     epsilon: float = 0.3
     """The budget the method claims to keep. Not a guarantee of ours."""
     relevance_share: float = 0.25
+    """Share of epsilon for the relevances."""
     input_share: float = 0.25
+    """Share of epsilon for the noise of the input."""
     loss_share: float = 0.5
+    """Share of epsilon for the noise of the loss."""
     hidden: int = 25
     """Width of the last hidden layer; the noise of the loss grows with its square."""
     crop: int | None = None
@@ -52,8 +55,11 @@ class AdlmSettings:
     signed: bool = False
     """Whether pixels are mapped from [0, 1] to [-1, 1]."""
     relevance_power: float = 4.0
+    """Of the relevances that share out the noise."""
     relevance_offset: float = 0.0
+    """Added to the relevances."""
     relevance_examples: int = 2000
+    """Examples that the relevances are computed on."""
     pretrain_steps: int = 200
     """Adam steps, of 128 examples each, of the network whose relevances are used; without any privacy."""
 
