@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securesgd.data.arrays import SourceData, class_names, require_memory, split_apart, split_source
+from securesgd.data.arrays import SourceData, require_memory, split_apart, split_source
 from securesgd.data.image_files import ImageHeader, read_header, read_pixels
+from securesgd.data.image_reading import ImageReading
 from securesgd.data.problems import Problem, join_some, refuse_problems
 from securesgd.data.settings import FOLDER_SETTINGS, DataSettings, format_size
 from securesgd.errors import InvalidInputError
 
 _SPLITS = ("train", "test")
 _NEEDED = "needed: train/<class>/*.png|jpg and test/<class>/*.png|jpg, or the class folders alone"
-_MOST_CLASSES = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,45 +51,6 @@ class ImageFolder:
     problems: tuple[Problem, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reading:
-    """How the images of an earlier folder were read; what another one is read like."""
-
-    classes: tuple[str, ...]
-    mode: str
-    size: tuple[int, int]
-    resize: bool
-    skip_bad: bool
-
-    def json(self) -> dict[str, Any]:
-        return {
-            "kind": "images",
-            "classes": list(self.classes),
-            "mode": self.mode,
-            "size": list(self.size),
-            "resize": self.resize,
-            "skip_bad": self.skip_bad,
-        }
-
-    @staticmethod
-    def from_json(record: Mapping[str, Any]) -> "_Reading":
-        """Return the reading that `json` wrote. Raises: InvalidInputError if it is another record."""
-        match record:
-            case {
-                "classes": [*classes],
-                "mode": "L" | "RGB" as mode,
-                "size": [int() as width, int() as height],
-                "resize": bool() as resize,
-                "skip_bad": bool() as skip_bad,
-            } if all(isinstance(name, str) for name in classes) and len(classes) <= _MOST_CLASSES:
-                size = DataSettings(resize=f"{width}x{height}").size or (0, 0)
-                names = class_names(classes)
-                return _Reading(classes=names, mode=mode, size=size, resize=resize, skip_bad=skip_bad)
-        raise InvalidInputError(
-            "the preprocessing of the images is damaged; needed: classes, mode L or RGB, size, resize and skip_bad"
-        )
-
-
 def read_image_folder(
     folder: Path,
     settings: DataSettings | None = None,
@@ -104,7 +65,7 @@ def read_image_folder(
     Raises: InvalidInputError with every problem at once: folders or classes that are missing, files that are no
     images, cannot be read, are transparent or of 16 bits (left out with skip_bad), and several sizes without resize.
     """
-    earlier = _Reading.from_json(preprocessing) if preprocessing else None
+    earlier = ImageReading.from_json(preprocessing) if preprocessing else None
     test_only = earlier is not None and settings is None
     settings = settings or DataSettings()
     scan = scan_image_folder(folder, settings, preprocessing, test_only=test_only)
@@ -121,7 +82,7 @@ def read_image_folder(
         split = "the folder as test images" if test_only else "train/ and test/ of the folder"
     labels = np.array([image.label for image in scan.images], np.int64)
     arrays = split_source(scan.pixels.transpose(0, 3, 1, 2), labels, is_test, scan.classes, str(folder))
-    reading = earlier or _Reading(
+    reading = earlier or ImageReading(
         classes=scan.classes,
         mode=scan.mode,
         size=scan.size,
@@ -139,11 +100,11 @@ def scan_image_folder(
     test_only: bool = False,
     keep_pixels: bool = True,
 ) -> ImageFolder:
-    """Return every image of a folder that can be used and every problem, after decoding each file once.
+    """Return every image of a folder that can be used and every problem, after decoding every file.
 
     Raises: InvalidInputError if settings do not apply, the folders are not those needed, or memory would not suffice.
     """
-    earlier = _Reading.from_json(preprocessing) if preprocessing else None
+    earlier = ImageReading.from_json(preprocessing) if preprocessing else None
     places = _split_places(folder, test_only)
     valid = FOLDER_SETTINGS if "all" in places else [name for name in FOLDER_SETTINGS if name != "test_share"]
     what = "a folder of images" if "all" in places else "a folder of images with train/ and test/"
@@ -156,22 +117,13 @@ def scan_image_folder(
     classes, listed = _list_files(folder, places, earlier.classes if earlier else None, problems)
     labels = {name: label for label, name in enumerate(classes)}
     images = _read_headers(folder, listed, labels, earlier, problems)
-    size = earlier.size if earlier else settings.size or _common_size(images, problems)
-    mode = earlier.mode if earlier else "L" if all(image.header.grey for image in images) else "RGB"
-    pixels = None
-    if keep_pixels and size is not None:
-        require_memory(6 * len(images) * size[0] * size[1] * len(mode), str(folder))  # bytes, a copy, then float32
-        pixels = np.empty((len(images), size[1], size[0], len(mode)), np.uint8)
-    usable: list[FolderImage] = []
-    for image in images:
-        try:
-            decoded = read_pixels(folder / image.file, mode, size)
-        except InvalidInputError as error:
-            problems.append(Problem(file=image.file, problem=str(error), skippable=True))
-            continue
-        if pixels is not None:
-            pixels[len(usable)] = decoded
-        usable.append(image)
+    size, mode = _shared_form(images, settings, earlier)
+    usable, pixels = _decode(folder, images, mode, size, keep_pixels, problems)
+    if (form := _shared_form(usable, settings, earlier)) != (size, mode):  # only damaged files were different
+        size, mode = form
+        usable, pixels = _decode(folder, usable, mode, size, keep_pixels, problems)
+    if usable and size is None:
+        problems.append(_several_sizes(usable))
     if not usable:
         problems.append(Problem(file="", problem=f"there is no image that can be used; {_NEEDED}"))
     return ImageFolder(
@@ -180,7 +132,7 @@ def scan_image_folder(
         size=size,
         files=len(listed),
         images=tuple(usable),
-        pixels=None if pixels is None else pixels[: len(usable)],
+        pixels=pixels,
         problems=tuple(problems),
     )
 
@@ -241,7 +193,7 @@ def _read_headers(
     folder: Path,
     listed: Sequence[tuple[str, str, str]],
     labels: Mapping[str, int],
-    earlier: _Reading | None,
+    earlier: ImageReading | None,
     problems: list[Problem],
 ) -> list[FolderImage]:
     """Return the images whose headers can be used, and read like those of the earlier folder if there is one."""
@@ -261,18 +213,52 @@ def _read_headers(
     return images
 
 
-def _common_size(images: Sequence[FolderImage], problems: list[Problem]) -> tuple[int, int] | None:
-    """Return the size of all images, None if there are several, which is a problem."""
+def _shared_form(
+    images: Sequence[FolderImage], settings: DataSettings, earlier: ImageReading | None
+) -> tuple[tuple[int, int] | None, str]:
+    """Return the size that all images get, None if they have several and none was chosen, and their mode."""
+    if earlier is not None:
+        return earlier.size, earlier.mode
+    sizes = {image.header.size for image in images}
+    size = settings.size or (sizes.pop() if len(sizes) == 1 else None)
+    return size, "L" if all(image.header.grey for image in images) else "RGB"
+
+
+def _decode(
+    folder: Path,
+    images: Sequence[FolderImage],
+    mode: str,
+    size: tuple[int, int] | None,
+    keep_pixels: bool,
+    problems: list[Problem],
+) -> tuple[list[FolderImage], NDArray[np.uint8] | None]:
+    """Return the images that can be decoded, and their pixels if these are kept and of one size."""
+    pixels = None
+    if keep_pixels and size is not None:
+        require_memory(6 * len(images) * size[0] * size[1] * len(mode), str(folder))  # bytes, a copy, then float32
+        pixels = np.empty((len(images), size[1], size[0], len(mode)), np.uint8)
+    usable: list[FolderImage] = []
+    for image in images:
+        try:
+            decoded = read_pixels(folder / image.file, mode, size)
+        except InvalidInputError as error:
+            problems.append(Problem(file=image.file, problem=str(error), skippable=True))
+            continue
+        if pixels is not None:
+            pixels[len(usable)] = decoded
+        usable.append(image)
+    return usable, None if pixels is None else pixels[: len(usable)]
+
+
+def _several_sizes(images: Sequence[FolderImage]) -> Problem:
     sizes = Counter(image.header.size for image in images).most_common()
-    if len(sizes) > 1:
-        counts = [f"{format_size(size)} ({count:,})" for size, count in sizes]
-        width, height = sizes[0][0]
-        problem = f"the images have {len(sizes)} sizes: {join_some(counts)}; give all the same with --resize "
-        problems.append(Problem(file="", problem=problem + f"WIDTHxHEIGHT, like --resize {width}x{height}"))
-    return sizes[0][0] if len(sizes) == 1 else None
+    counts = [f"{format_size(size)} ({count:,})" for size, count in sizes]
+    width, height = sizes[0][0]
+    problem = f"the images have {len(sizes)} sizes: {join_some(counts)}; give all the same with --resize "
+    return Problem(file="", problem=problem + f"WIDTHxHEIGHT, like --resize {width}x{height}")
 
 
-def _notes(scan: ImageFolder, reading: _Reading) -> tuple[str, ...]:
+def _notes(scan: ImageFolder, reading: ImageReading) -> tuple[str, ...]:
     """Return what was left out and changed, a line for each file or kind of change."""
     notes = [f"left out: {problem}" for problem in scan.problems]
     resized = sum(image.header.size != reading.size for image in scan.images)
