@@ -42,12 +42,12 @@ from securesgd.run_data import load_other_data, load_run_data, tensors_of
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.processes import Processes
 from securesgd.runtime.run_folder import RunFolder
-from securesgd.runtime.storage import file_digest, parse_json, read_bytes, read_json
+from securesgd.runtime.run_records import RunMetrics, read_metrics, read_model_record
+from securesgd.runtime.storage import read_json
 from securesgd.runtime.tables import read_rows
 from securesgd.runtime.tensors import load_tensors
+from securesgd.theory.class_balance import ClassBalance
 
-FORMAT = 1
-"""Of model.json."""
 _EFFORT = ("restarts", "steps", "eot", "seed", "failure_prob")
 
 
@@ -94,24 +94,23 @@ class Run:
         return ledger.statement
 
     @cached_property
-    def _metrics(self) -> tuple[float | None, int]:
-        path = self.path / names.METRICS
-        try:
-            record = parse_json(read_bytes(path).splitlines()[-1])
-            accuracy = record["test_accuracy"]
-            return None if accuracy is None else float(accuracy), int(record.get("test_images", 0))
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise DamagedFileError(f"{path} is damaged: {error}") from None
+    def _metrics(self) -> RunMetrics:
+        return read_metrics(self.path)
 
     @property
     def test_accuracy(self) -> float | None:
         """The share of test examples that were right when training ended; None if there was no test set."""
-        return self._metrics[0]
+        return self._metrics.test_accuracy
 
     @property
     def test_images(self) -> int:
         """The number of test examples behind `test_accuracy`."""
-        return self._metrics[1]
+        return self._metrics.test_images
+
+    @property
+    def test_balance(self) -> ClassBalance | None:
+        """What `test_accuracy` is worth, class by class; None without a test set, or if the run did not record it."""
+        return self._metrics.test_balance
 
     @property
     def data(self) -> LoadedData:
@@ -362,22 +361,3 @@ def load_run(
             "Datasets go to run.certify(test_set)"
         )
     return Run(folder, config, model, loaded)
-
-
-def read_model_record(folder: Path) -> dict[str, Any]:
-    """Return the content of model.json.
-
-    Raises: DamagedFileError if it is not one, of another format, or of a run with another config.toml.
-    """
-    path = folder / names.MODEL
-    record = read_json(path)
-    try:
-        version = record["format"]
-        [int(size) for size in record["input_shape"]], int(record["classes"]), list(record["class_names"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedFileError(f"{path} is damaged: {error}") from None
-    if version != FORMAT:
-        raise DamagedFileError(f"{path} has format {version!r}; this version reads {FORMAT}")
-    if record.get("config_sha256") not in (None, file_digest(folder / names.CONFIG)):
-        raise DamagedFileError(f"{folder / names.CONFIG} is not the one this run was trained with; put that back")
-    return record

@@ -30,17 +30,19 @@ from securesgd.errors import InvalidInputError, SecureSGDError, nearest
 from securesgd.models.interval_network import IntervalNetwork
 from securesgd.models.networks import NETWORKS
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.models.predict import accuracy
+from securesgd.models.predict import accuracy, predicted_classes, share_right
 from securesgd.privacy import Ledger
 from securesgd.report.plots import redistribution_figure
-from securesgd.run import FORMAT, Run, read_model_record
+from securesgd.run import Run
 from securesgd.run_data import keep_data_path, tensors_of
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.import_path import is_import_path
 from securesgd.runtime.machine import environment
 from securesgd.runtime.run_folder import RunFolder
+from securesgd.runtime.run_records import FORMAT, read_model_record
 from securesgd.runtime.storage import file_digest, write_json, write_whole
 from securesgd.runtime.tensors import load_tensors
+from securesgd.theory.class_balance import class_balance
 from securesgd.training.examples import as_examples
 from securesgd.training.loop import StepReport, per_example_cross_entropy
 from securesgd.training.loop import train as train_model
@@ -226,13 +228,11 @@ def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any]
         r.save(folder / names.REDISTRIBUTION)
         title = f"{config.dataset}: {config.way} r, noise at the {config.robustness.place.replace('-', ' ')}"
         redistribution_figure(r.r, r.shape, title, folder / names.REDISTRIBUTION_PICTURE)
-    score = accuracy(model, *job.test_set) if job.test_set is not None else None
     epsilon = result.statement.accounted_epsilon
     metrics = {
         "step": result.steps,
         "epsilon": epsilon if np.isfinite(epsilon) else "inf",
-        "test_accuracy": score,
-        "test_images": 0 if job.test_set is None else len(job.test_set[1]),
+        **_test_metrics(model, job),
     }
     write_whole(folder / names.METRICS, (json.dumps(metrics) + "\n").encode())
     write_json(folder / names.ENVIRONMENT, environment() | {"threads": torch.get_num_threads()})
@@ -240,6 +240,24 @@ def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any]
     record = _model_record(job, folder) | {"statement": result.statement.json()}
     write_json(folder / names.MODEL, record)  # the last file: the run is finished
     return Run(folder, config, model, job.loaded)
+
+
+def _test_metrics(model: nn.Module, job: _Job) -> dict[str, Any]:
+    """Return what metrics.jsonl says about the test set: accuracy, examples, and the balance of its classes."""
+    if job.test_set is None:
+        return {"test_accuracy": None, "test_images": 0, "test_balance": None}
+    inputs, targets = job.test_set
+    predictions = predicted_classes(model, inputs)
+    try:
+        class_names = None if job.loaded is None else job.loaded.class_names
+        balance = class_balance(targets.tolist(), predictions.tolist()).json(class_names)
+    except InvalidInputError:  # targets of a loss of the user's own need not be classes
+        balance = None
+    return {
+        "test_accuracy": share_right(predictions, targets),
+        "test_images": len(targets),
+        "test_balance": balance,
+    }
 
 
 def _require_like_training(test_inputs: Tensor, examples: Any) -> None:

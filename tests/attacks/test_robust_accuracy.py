@@ -2,7 +2,7 @@
 
 import pytest
 
-from securesgd.attacks.robust_accuracy import attack_summary
+from securesgd.attacks.robust_accuracy import attack_balance, attack_summary
 from securesgd.errors import InvalidInputError
 
 
@@ -88,3 +88,18 @@ def test_failure_probability_is_shared_by_images_and_classes():
 def test_no_rows_are_refused():
     with pytest.raises(InvalidInputError, match="no rows"):
         attack_summary([], classes=10)
+
+
+def test_the_balance_counts_what_the_summary_counts_and_a_tie_is_no_answer():
+    votes = [(0, 9, 1, 0), (0, 5, 5, 0), (1, 5, 5, 0), (1, 2, 8, 0), (1, 8, 2, 1)]
+    rows = [
+        {"budget": 0.1, "index": i, "label": label, "draws": 10, "success": 0, "clean_radius": "", "radius": "",
+         "clean_radius_published": "", "radius_published": ""}
+        | {f"{prefix}{name}": value for prefix in ("clean_", "") for name, value in
+           (("label_votes", own), ("other_votes", other), ("prediction", answer))}
+        for i, (label, own, other, answer) in enumerate(votes)
+    ]  # fmt: skip
+    for place, accuracy in (("clean", "clean_accuracy"), ("attacked", "accuracy")):
+        balance = attack_balance(rows, place, classes=3)
+        assert (balance.examples, balance.right, balance.answers) == ((2, 3, 0), (1, 1, 0), (3, 1, 0))
+        assert balance.json()["accuracy"] == attack_summary(rows, classes=3)[accuracy]

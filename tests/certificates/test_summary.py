@@ -2,7 +2,12 @@
 
 import pytest
 
-from securesgd.certificates.summary import certified_accuracy, certified_summary, guarantee_in_words
+from securesgd.certificates.summary import (
+    certificate_balance,
+    certified_accuracy,
+    certified_summary,
+    guarantee_in_words,
+)
 from securesgd.report.plots import certified_curves_figure
 from securesgd.theory.confidence import wilson_interval
 
@@ -60,3 +65,9 @@ def test_words_name_every_premise():
 def test_picture(rows, tmp_path):
     certified_curves_figure(rows, tmp_path / "sub" / "curves.png")
     assert (tmp_path / "sub" / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_balance_counts_what_the_summary_counts_and_an_abstention_is_no_answer():
+    balance = certificate_balance(ROWS)
+    assert balance.json()["accuracy"] == certified_summary(ROWS)["accuracy"]
+    assert balance.json()["abstained"] == sum(bool(row["abstained"]) for row in ROWS) > 0

@@ -88,12 +88,138 @@ def test_a_complete_run_says_everything_and_needs_no_network(finished, tmp_path)
     assert len([link for link in links.found if link.startswith("data:")]) == 4  # epsilon, curves, gallery, r
 
 
+def measured_sets(folder):
+    """By title of the table of classes, but for the test set: (index, label, right) of each row, counted here."""
+    certificates, attacks = (read_rows(folder / name) for name in ("certificates.csv", "attacks.csv"))
+    by_norm = {norm: [row for row in certificates if row["norm"] == norm] for norm in ("linf", "l2")}
+    proven = {
+        f"certified, {norm}": [
+            (row["index"], row["label"], not row["abstained"] and row["prediction"] == row["label"]) for row in rows
+        ]
+        for norm, rows in by_norm.items()
+    }
+    places = {"attacked images, before": "clean_", "under fgsm, linf 0.05": ""}
+    return proven | {
+        title: [
+            (row["index"], row["label"], row[f"{prefix}label_votes"] > row[f"{prefix}other_votes"]) for row in attacks
+        ]
+        for title, prefix in places.items()
+    }
+
+
+def by_class(rows):
+    """The texts of recall by class, in the order of the ten digits, and of always giving one answer."""
+    right = {digit: [ok for _, label, ok in rows if label == digit] for digit in range(10)}
+    recall = [f"{sum(oks) / len(oks):.3f}" if oks else "–" for oks in right.values()]
+    return [*recall, f"{max(map(len, right.values())) / len(rows):.3f}"]
+
+
+def tiles(page):
+    """(number, label) of each tile but epsilon."""
+    return re.findall(r'<div class="number"><b[^>]*>(.*?)</b><span>(.*?)</span>', page)[1:]
+
+
+def test_the_table_of_classes_is_counted_in_the_rows(finished, tmp_path):
+    table = made([finished], tmp_path)[0].split("<h2>Accuracy</h2>")[1].split("</table>")[0]
+    titles, everything, one_answer, *classes = [
+        re.findall(r"<t[hd]>(.*?)</t[hd]>", line, re.DOTALL) for line in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
+    ]
+    assert [line[0] for line in classes] == [str(digit) for digit in range(10)]
+    sets = measured_sets(finished)
+    assert titles[1:] == ["whole test set", *sets]
+    for column, rows in enumerate(sets.values(), start=2):
+        cells = [line[column].split("<small>")[0] for line in [*classes, one_answer]]
+        assert cells == by_class(rows)
+        assert everything[column].startswith(f"{sum(right for *_, right in rows) / len(rows):.3f}<small>")
+        assert everything[column].endswith(f"<small>of {len(rows)}</small>")
+    metrics = json.loads((finished / "metrics.jsonl").read_text())
+    assert everything[1].startswith(f"{metrics['test_accuracy']:.3f}<small>")
+    assert sum(int(re.search(r"of (\d+)", line[1])[1]) for line in classes) == metrics["test_images"]
+
+
+def test_the_tiles_are_about_the_images_that_were_certified_and_attacked(finished, tmp_path):
+    """20 examples have certificates, the first 10 of them were attacked."""
+    certificates, attacks = (read_rows(finished / name) for name in ("certificates.csv", "attacks.csv"))
+    same = {row["index"] for row in attacks}
+    assert len(same) == 10
+    proven = [
+        row["prediction"] == row["label"] and not row["abstained"] and row["radius_tight"] >= 0.05
+        for row in certificates
+        if row["norm"] == "linf" and row["index"] in same
+    ]
+    sets = measured_sets(finished)
+    before, after = (sets[title] for title in ("attacked images, before", "under fgsm, linf 0.05"))
+    numbers = [[right for *_, right in before], proven, [right for *_, right in after]]
+    shown = tiles(made([finished], tmp_path)[0])
+    assert [number for number, _ in shown] == [f"{sum(hits) / 10:.3f}" for hits in numbers]
+    assert all("of 10 test images" in label for _, label in shown)
+    assert "proven at linf 0.05," in shown[1][1]
+    assert "(fgsm, linf 0.05)" in shown[2][1]
+
+
+@pytest.mark.parametrize("without", ["certificates", "attacks"])
+def test_without_one_of_them_the_tiles_are_about_the_other(without, finished, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    for name in (f"{without}.csv", f"{without}.json"):
+        (folder / name).unlink()
+    right, certified, attacked = tiles(made([folder], tmp_path)[0])
+    title, count = ("attacked images, before", 10) if without == "certificates" else ("certified, linf", 20)
+    assert right[0] == f"{sum(ok for *_, ok in measured_sets(finished)[title]) / count:.3f}"
+    assert f"of {count} test images" in right[1]
+    if without == "certificates":
+        assert certified == ("none", "certified accuracy")
+        assert "of 10 test images" in attacked[1]
+    else:
+        assert attacked == ("not attacked", "accuracy under attack")
+        assert "of 20 test images" in certified[1]
+
+
+def test_certificates_and_attacks_of_two_test_sets_are_not_mixed_in_the_tiles(finished, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    record = json.loads((folder / "attacks.json").read_text())
+    for cell in record["cells"].values():
+        cell["data"] = "of another test set"
+    (folder / "attacks.json").write_text(json.dumps(record))
+    page, missing = made([folder], tmp_path)
+    assert any("other examples than the run" in line for line in missing)
+    right, certified, attacked = tiles(page)
+    assert "of 20 test images" in right[1]
+    assert "of 20 test images" in certified[1]
+    assert attacked == ("–", "right under the worst attack (fgsm, linf 0.05), of other images: see below")
+
+
+def test_the_tile_of_a_run_that_was_only_trained_is_about_the_whole_test_set(finished, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    for name in ("certificates.csv", "certificates.json", "attacks.csv", "attacks.json"):
+        (folder / name).unlink()
+    metrics = json.loads((folder / "metrics.jsonl").read_text())
+    accuracy, certified, attacked = tiles(made([folder], tmp_path)[0])
+    assert accuracy == (f"{metrics['test_accuracy']:.4f}", f"accuracy on {metrics['test_images']} test images")
+    assert (certified[0], attacked[0]) == ("none", "not attacked")
+
+
+@pytest.mark.parametrize("cell", ["1e300", "0.5", "-3", "cat", ""])
+def test_a_class_that_cannot_be_is_named_and_the_rest_is_shown(cell, finished, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    lines = [line.split(",") for line in (folder / "attacks.csv").read_text().splitlines()]
+    lines[1][lines[0].index("label")] = cell
+    (folder / "attacks.csv").write_text("\n".join(map(",".join, lines)) + "\n")
+    page, missing = made([folder], tmp_path)
+    assert any("attacks.csv" in line for line in missing)
+    assert "<td>fgsm</td>" in page
+
+
 def test_every_number_of_the_page_is_in_the_records_of_the_run(finished, tmp_path):
     page, _ = made([finished], tmp_path)
     text = re.sub(r"<(style|pre|header|h2)\b.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)
     found = NUMBER.findall(text.replace("&#39;", "'").replace("–", " "))
     assert len(found) > 80
-    unknown = [number for number in found if not is_there(number, (str(finished),))]
+    counted = set().union(*(by_class(rows) for rows in measured_sets(finished).values()))
+    unknown = [number for number in found if number not in counted and not is_there(number, (str(finished),))]
     assert unknown == []
 
 
@@ -270,7 +396,8 @@ def test_a_run_of_the_users_own_network_and_data_is_complete(own, tmp_path):
     assert missing == []
     assert "<h1>secure-sgd-agm on data in memory</h1>" in page
     assert "A network of the user&#39;s own" in page
-    assert "<b>not measured</b><span>accuracy</span>" in page
+    assert "There was no test set when training ended" in page
+    assert all("of 4 test images" in label for _, label in tiles(page))
     assert "unknown" not in page[page.index("<body>") :]
     assert RECHECKED in page
     digest = json.loads((own / "model.json").read_text())["structure_sha256"]

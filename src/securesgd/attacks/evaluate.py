@@ -23,7 +23,7 @@ from securesgd.attacks.cells import Cells
 from securesgd.attacks.harness import Certifier, attack_examples, clean_votes
 from securesgd.attacks.objective import evaluation_mode
 from securesgd.attacks.projected_gradient import Progress
-from securesgd.attacks.robust_accuracy import attack_summary
+from securesgd.attacks.robust_accuracy import PLACES, Place, attack_balance, attack_summary
 from securesgd.attacks.sanity_checks import SanityWarning, check_rows, probe_attack
 from securesgd.attacks.settings import AttackSettings
 from securesgd.certificates.certify import certify
@@ -35,6 +35,7 @@ from securesgd.certificates.sensitivity import fingerprint, known_sensitivity
 from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
+from securesgd.theory.class_balance import WARNING, ClassBalance
 from securesgd.validate import validate_count
 
 PART = 100
@@ -67,6 +68,8 @@ class Evaluation:
     cells: dict[str, dict[str, Any]]
     """By name: settings, counts, `summary` (accuracies, intervals, sandwich)."""
     warnings: list[SanityWarning]
+    balances: dict[str, dict[Place, ClassBalance]]
+    """By name: what the accuracies are worth, class by class, `clean` and `attacked`."""
     images: dict[str, tuple[NDArray[np.int64], Tensor]] = field(default_factory=dict)
     """By name: indices and attacked images of the cells measured by this call; those of the others were on disk."""
     picture: Path | None = None
@@ -78,17 +81,24 @@ class Evaluation:
         return all(cell["summary"]["sandwich"]["holds"] for cell in self.cells.values())
 
     def __str__(self) -> str:
-        return "\n".join(
+        lines = [
             f"{cell['attack']['attack']}, {cell['attack']['norm']} {cell['attack']['budget']:g}, "
             f"{cell['summary']['examples']} examples: {cell['summary']['clean_accuracy']['share']:.3f} right, "
             f"{cell['summary']['accuracy']['share']:.3f} under attack"
             for cell in self.cells.values()
-        )
+        ]
+        warnings = (balance["clean"].warning() for balance in self.balances.values())
+        return "\n".join([*lines, *dict.fromkeys(WARNING + warning for warning in warnings if warning)])
 
-    def json(self) -> dict[str, Any]:
-        """Return the record as JSON holds it."""
+    def json(self, class_names: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return the record as JSON holds it, with the balance of the classes beside the summary of each cell."""
+        cells = {
+            name: cell
+            | {"balance": {place: balance.json(class_names) for place, balance in self.balances[name].items()}}
+            for name, cell in self.cells.items()
+        }
         warnings = [warning.json() for warning in self.warnings]
-        return {"cells": self.cells, "suspicions": warnings, "sandwich_holds": self.holds}
+        return {"cells": cells, "suspicions": warnings, "sandwich_holds": self.holds}
 
 
 def evaluate_run(
@@ -121,7 +131,7 @@ def evaluate_run(
     outputs = _require_fit(model, inputs, targets, classes)
     measure = _Measurement(folder, model, inputs, targets, settings)
     with Cells.open(folder, fingerprint(model)) as cells:
-        names, images = {}, {}
+        names, images, balances = {}, {}, {}
         for number, attack in enumerate(attacks):
             name = names[attack] = cells.begin(attack, asdict(settings), data, again=again)
 
@@ -134,8 +144,10 @@ def evaluate_run(
                 entry = cells.entries[name]
                 if "probes" not in entry:
                     entry["probes"] = [warning.json() for warning in probe_attack(model, inputs, targets, attack)]
+            rows = cells.cell_rows(name, len(inputs))
+            balances[name] = {place: attack_balance(rows, place, outputs) for place in PLACES}
             cells.entries[name]["summary"] = attack_summary(
-                cells.cell_rows(name, len(inputs)), classes=outputs, failure_prob=settings.failure_prob,
+                rows, classes=outputs, failure_prob=settings.failure_prob,
                 certificate_failure_prob=settings.failure_prob if isinstance(model, NoisyNetwork) else 0.0,
             )  # fmt: skip
         warnings = _collect_warnings(cells)
@@ -145,6 +157,7 @@ def evaluate_run(
     return Evaluation(
         cells={name: cells.entries[name] for name in names.values()},
         warnings=[warning for warning in warnings if warning.attack in evaluated],
+        balances=balances,
         images={name: measured for name, measured in images.items() if measured is not None},
     )
 

@@ -6,15 +6,16 @@ An accuracy is counted from votes, and votes are samples. An image is *settled* 
 the most probable class; `undecided` is the share that are not, and the most by which an accuracy can be off.
 """
 
-__all__ = ["COLUMNS", "attack_summary", "settled_right", "settled_wrong"]
+__all__ = ["COLUMNS", "PLACES", "Place", "attack_balance", "attack_summary", "settled_right", "settled_wrong"]
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securesgd.errors import InvalidInputError
+from securesgd.theory.class_balance import ClassBalance, class_balance
 from securesgd.theory.confidence import wilson_interval
 from securesgd.theory.majority import allowed_failures, proven_ahead
 
@@ -24,6 +25,9 @@ COLUMNS = (
     "prediction", "label_votes", "other_votes", "radius", "radius_published", "size", "success", "broken_by",
 )  # fmt: skip
 """Columns of attacks.csv. `other_votes`: of the best class besides the label; radii are empty without certificates."""
+Place = Literal["clean", "attacked"]
+PLACES: tuple[Place, ...] = ("clean", "attacked")
+"""Where an accuracy is measured: at the image as it was, and as the attack left it."""
 
 
 def attack_summary(
@@ -74,6 +78,21 @@ def attack_summary(
         "in_words": _in_words(summary, contradictions, allowed),
     }
     return summary
+
+
+def attack_balance(rows: Sequence[Mapping[str, Any]], place: Place, classes: int | None = None) -> ClassBalance:
+    """Return what the accuracy without or under attack is worth, class by class.
+
+    An image whose label ties with another class is not right: it counts as an abstention if the label came first.
+    """
+    prefix = "clean_" if place == "clean" else ""
+    right, predictions = _right(rows, prefix), [row[f"{prefix}prediction"] for row in rows]
+    labels = [row["label"] for row in rows]
+    answers = [
+        label if ok else None if answer == label else answer
+        for label, ok, answer in zip(labels, right, predictions, strict=True)
+    ]
+    return class_balance(labels, answers, classes)
 
 
 def settled_right(rows: Sequence[Mapping[str, Any]], prefix: str, failure_prob: float) -> NDArray[np.bool_]:

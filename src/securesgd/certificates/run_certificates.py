@@ -39,7 +39,7 @@ from securesgd.certificates.stored_certificates import (
     write_certificates,
 )
 from securesgd.certificates.stored_proofs import read_proven_certificates
-from securesgd.certificates.summary import certified_summary
+from securesgd.certificates.summary import certificate_balance, certified_summary
 from securesgd.certificates.votes import stream_number
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
@@ -47,6 +47,7 @@ from securesgd.runtime.processes import Processes
 from securesgd.runtime.run_folder import locked_folder
 from securesgd.theory import Sensitivity
 from securesgd.theory.certificates import CERTIFICATE_RULES, CertificateRule, radii_by_rule
+from securesgd.theory.class_balance import WARNING, ClassBalance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +67,26 @@ class RunCertificates:
         return [row for row in self.rows if record_key(row) == norm and row["index"] < self.examples]
 
     def __str__(self) -> str:
-        return "\n".join(
-            f"{norm}, {summary['examples']} examples: {summary['accuracy']['share']:.3f} right; right and proven at "
-            + ", ".join(f"{at}: {x['share']:.3f}" for at, x in summary["certified_accuracy"]["tight"].items())
-            for norm, summary in self.summaries.items()
-        )
+        lines = []
+        for norm, summary in self.summaries.items():
+            lines.append(
+                f"{norm}, {summary['examples']} examples: {summary['accuracy']['share']:.3f} right; right and proven "
+                "at " + ", ".join(f"{at}: {x['share']:.3f}" for at, x in summary["certified_accuracy"]["tight"].items())
+            )
+            warning = self.balance(norm).warning()
+            lines += [WARNING + warning] if warning else []
+        return "\n".join(lines)
 
-    def json(self) -> dict[str, Any]:
-        """Return the record of each norm, with the summary of the examples that were wanted."""
-        return {norm: {**record, "summary": self.summaries[norm]} for norm, record in self.records.items()}
+    def balance(self, norm: str) -> ClassBalance:
+        """Return what the accuracy of the examples that were wanted is worth, class by class."""
+        return certificate_balance(self.rows_in(norm))
+
+    def json(self, class_names: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return the record of each norm, with the summary and the balance of the examples that were wanted."""
+        return {
+            norm: {**record, "summary": self.summaries[norm], "balance": self.balance(norm).json(class_names)}
+            for norm, record in self.records.items()
+        }
 
 
 def certify_run(

@@ -2,6 +2,7 @@
 
 __all__ = [
     "DEFAULT_RADII",
+    "certificate_balance",
     "certified_accuracy",
     "certified_summary",
     "guarantee_in_words",
@@ -17,6 +18,7 @@ import numpy as np
 
 from securesgd.certificates.rules import INTERVAL, radius_rules
 from securesgd.theory.certificates import rule_caveat
+from securesgd.theory.class_balance import ClassBalance, class_balance
 from securesgd.theory.confidence import wilson_interval
 
 DEFAULT_RADII = {
@@ -55,6 +57,13 @@ def certified_summary(rows: Sequence[dict[str, Any]], radii: Sequence[float] | N
         },
         "certified_accuracy": {rule: {f"{r:g}": certified_accuracy(rows, rule, r) for r in chosen} for rule in rules},
     }
+
+
+def certificate_balance(rows: Sequence[dict[str, Any]], classes: int | None = None) -> ClassBalance:
+    """Return what the accuracy of these certificates is worth, class by class; an abstention is no answer."""
+    return class_balance(
+        [row["label"] for row in rows], [None if row["abstained"] else row["prediction"] for row in rows], classes
+    )
 
 
 def record_in_words(record: dict[str, Any], summary: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 __all__ = ["attack"]
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from rich.table import Table
 
 from securesgd.attacks.settings import ATTACKS, PAPER_ATTACKS, AttackSettings, attack_grid
 from securesgd.cli.app import Dataset, Network, app, parse_numbers
+from securesgd.cli.certify import print_balance
 from securesgd.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -74,16 +75,18 @@ def attack(
     budgets = parse_numbers("budget", budget)
     attack_grid(attack, budgets, protocol=protocol, **changes)  # refuse before anything is loaded
     keep_memory()
+    loaded = load_run(run, network=network or None, dataset=dataset or None)
     with _progress() as show:
-        result = load_run(run, network=network or None, dataset=dataset or None).attack(
+        result = loaded.attack(
             attacks=attack, budget=budgets, protocol=protocol, examples=examples, draws=draws,
             certify_draws=certify_draws, again=again, keep_images=keep_images, sanity_checks=probes, on_progress=show,
             **changes,
         )  # fmt: skip
+    class_names = loaded.record["class_names"]
     if as_json:
-        print(json.dumps({"folder": str(run)} | result.json(), indent=2))
+        print(json.dumps({"folder": str(run)} | result.json(class_names), indent=2))
     else:
-        _print_result(run, result)
+        _print_result(run, result, class_names)
     if not result.holds:
         raise typer.Exit(1)
 
@@ -100,8 +103,8 @@ def _progress() -> Iterator[Callable[[AttackSettings, float], None]]:
         yield show
 
 
-def _print_result(run: Path, result: "Evaluation") -> None:
-    """Print a table of the cells, then the warnings, and where the rows and the picture are."""
+def _print_result(run: Path, result: "Evaluation", class_names: Sequence[str]) -> None:
+    """Print a table of the cells, what its accuracies are worth, the warnings, and where rows and picture are."""
     cells = list(result.cells.values())
     table = Table(
         title=f"{cells[0]['summary']['examples']} test images, {cells[0]['attack']['norm']} budget, 95 % intervals",
@@ -130,6 +133,12 @@ def _print_result(run: Path, result: "Evaluation") -> None:
         )
     console = Console(highlight=False)
     console.print(table)
+    for clean in dict.fromkeys(balance["clean"] for balance in result.balances.values()):
+        print_balance(clean, class_names, "without attack, ")
+    for name, cell in result.cells.items():
+        recall = result.balances[name]["attacked"].recall_line(class_names)
+        attacked = f"{cell['attack']['attack']} at {cell['attack']['budget']:g}, {recall}"
+        console.print(attacked, markup=False, soft_wrap=True)
     for warning in result.warnings:
         console.print(f"[yellow]{escape(warning.attack)}: {escape(warning.name)}[/] – {escape(warning.words)}")
     for cell in cells:

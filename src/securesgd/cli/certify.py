@@ -1,9 +1,9 @@
 """`securesgd certify`: a proven radius for every test example of a run."""
 
-__all__ = ["certify"]
+__all__ = ["certify", "print_balance"]
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,9 +17,11 @@ from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.runtime.import_path import is_import_path
 from securesgd.runtime.run_folder import CERTIFICATES
+from securesgd.theory.class_balance import WARNING
 
 if TYPE_CHECKING:
     from securesgd.run import Run
+    from securesgd.theory.class_balance import ClassBalance
 
 
 _EXAMPLES = """Examples:
@@ -106,7 +108,7 @@ def certify(
     if rule not in known and (by_intervals or not is_import_path(rule)):
         also = "" if by_intervals else ", or an import path like package.module:function"
         raise InvalidInputError(f"unknown rule {rule!r}: {nearest(rule, known)}{also}")
-    with process_group() as processes, _progress() as show:
+    with process_group() as processes, _progress("bounding" if by_intervals else "proving the sensitivity") as show:
         result = loaded.certify(
             norms=_words(norm) or None, family=family or None, examples=examples,
             at_radii=parse_numbers("at-radii", at_radii), rules=[rule] if is_import_path(rule) else [], again=again,
@@ -117,12 +119,14 @@ def certify(
     if not processes.is_first:
         return
     checks = {name: _check(loaded, name, result.examples, seed) for name in result.records} if check else {}
+    class_names = loaded.record["class_names"]
     if as_json:
-        shown = {name: record | ({"check": checks[name]} if check else {}) for name, record in result.json().items()}
-        print(json.dumps(shown, indent=2))
+        records = result.json(class_names).items()
+        print(json.dumps({name: x | ({"check": checks[name]} if check else {}) for name, x in records}, indent=2))
     else:
         for name, summary in result.summaries.items():
             _print_summary(name, summary, rule, without_noise=result.records[name].get("without_noise", False))
+            print_balance(result.balance(name), class_names)
             print(result.records[name]["guarantee"])
         for name, checked in checks.items():
             for which, search in checked["rules"].items():
@@ -161,16 +165,28 @@ def _parse_range(text: str) -> tuple[float, float] | None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[float, int], None]]:
+def _progress(before: str) -> Iterator[Callable[[float, int], None]]:
     """Yield a callback that keeps a progress bar on standard error, if that is a terminal."""
     columns = ("example {task.completed:.0f}/{task.total}", "{task.description}")
-    with progress_bar(*columns, description="proving the sensitivity") as (progress, task):
+    with progress_bar(*columns, description=before) as (progress, task):
 
         def show(done: float, of: int) -> None:
-            speed = progress.tasks[0].speed or 0.0
-            progress.update(task, completed=done, total=of, description=f"{speed:.1f} examples/s")
+            progress.update(task, completed=done, total=of, description=_speed_text(progress.tasks[0].speed))
 
         yield show
+
+
+def _speed_text(speed: float | None) -> str:
+    """Return a speed in words; nothing while it is not known, as in a certification that is over at once."""
+    return f"{speed:.1f} examples/s" if speed else ""
+
+
+def print_balance(balance: "ClassBalance", class_names: Sequence[str], about: str = "") -> None:
+    """Print what an accuracy is worth: that of always giving one answer, recall by class, and a warning in red."""
+    console = Console(highlight=False)
+    for number, line in enumerate(balance.lines(class_names)):
+        style = "bold red" if line.startswith(WARNING) else None
+        console.print(about + line if number == 0 else line, style=style, markup=False, soft_wrap=True)
 
 
 def _print_summary(key: str, summary: dict[str, Any], rule: str, *, without_noise: bool) -> None:
@@ -193,7 +209,6 @@ def _print_summary(key: str, summary: dict[str, Any], rule: str, *, without_nois
         table.add_row(name + caveat, *cells, f"{summary['average_certified_radius'][name]:.4f}")
     console = Console()
     console.print(table)
-    accuracy = summary["accuracy"]
-    right = f"right: {accuracy['share']:.3f} ({accuracy['lower']:.3f}–{accuracy['upper']:.3f})"
-    drawn = f"; abstained: {summary['abstained']:.3f}; draws per example: {summary['draws_mean']:,.0f}"
-    console.print(right + ("; no draws" if key == INTERVAL else drawn), highlight=False)
+    if key != INTERVAL:
+        drawn = f"abstained: {summary['abstained']:.3f}; draws per example: {summary['draws_mean']:,.0f}"
+        console.print(drawn, highlight=False)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from securesgd.cli.app import app
+from securesgd.cli.certify import print_balance
 from securesgd.cli.noise import DEFAULT_DELTA, print_noise_table
 from securesgd.cli.progress import progress_bar
 from securesgd.cli.train import training_progress
@@ -45,6 +46,8 @@ def demo(
         run = train_run(config, folder, resume=folder.exists(), on_step=on_step)
     print(run.privacy.in_words)
     print(f"accuracy {run.test_accuracy:.3f} on {run.test_images} test digits; the run is in {folder}")
+    if run.test_balance is not None:
+        print_balance(run.test_balance, run.record["class_names"])
     with progress_bar("certifying", total=1.0) as (progress, task):
         certificates = run.certify(
             draws=2_000, on_progress=lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,6 +1,6 @@
 """Votes of a model that may be noisy, and the accuracy of the class with most of them."""
 
-__all__ = ["accuracy", "tally", "vote_counts"]
+__all__ = ["accuracy", "predicted_classes", "share_right", "tally", "vote_counts"]
 
 from collections.abc import Iterable
 from typing import Literal
@@ -65,8 +65,18 @@ def vote_counts(model: nn.Module, inputs: Tensor, draws: int, generator: torch.G
 
 def accuracy(model: nn.Module, inputs: Tensor, targets: Tensor, draws: int = 20, seed: int = 0) -> float:
     """Return the share of examples whose most voted class is the right one."""
+    return share_right(predicted_classes(model, inputs, draws, seed), targets)
+
+
+def predicted_classes(model: nn.Module, inputs: Tensor, draws: int = 20, seed: int = 0) -> Tensor:
+    """Return the most voted class of each example, in eval mode."""
     was_training = model.training
     model.eval()
     counts = vote_counts(model, inputs, draws, torch.Generator().manual_seed(seed))
     model.train(was_training)
-    return float((counts.argmax(1) == targets.cpu()).float().mean())
+    return counts.argmax(1)
+
+
+def share_right(predictions: Tensor, targets: Tensor) -> float:
+    """Return the share of predictions that are the right class."""
+    return float((predictions == targets.cpu()).float().mean())

@@ -19,12 +19,12 @@ from securesgd.certificates.rules import INTERVAL
 from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
 from securesgd.privacy.events import GaussianRelease, PrivacyEvent, SampledGaussianSteps, UnprotectedRelease
 from securesgd.privacy.ledger_record import Record
+from securesgd.report.accuracy import accuracy_part, no_accuracy
 from securesgd.report.plots import budget_spent_figure, compared_curves_figure
 from securesgd.report.robustness import (
     attack_rows,
     attack_warnings,
     certificate_tables,
-    headlines,
     no_certificates_words,
 )
 from securesgd.report.run_record import RunRecord, read_run
@@ -97,7 +97,6 @@ def _run_section(record: RunRecord, number: int) -> dict[str, Any]:
         "statement": None, "doubts": [], "words": "", "epsilon": "–", "epsilon_shown": "unknown", "delta": "–",
         "releases": [], "spent": None, "replayed": None,
     }  # fmt: skip
-    no_accuracy = {"accuracy": None, "test_images": None}
     privacy = _build_part(record, "model.json or ledger.jsonl", _privacy, no_privacy)
     certificates = _build_part(record, names.CERTIFICATES, certificate_tables, [])
     attacks = _build_part(record, names.ATTACK_RECORD, attack_rows, [])
@@ -109,9 +108,13 @@ def _run_section(record: RunRecord, number: int) -> dict[str, Any]:
         "missing": record.missing,
         **_build_part(record, "config.toml or model.json", _description, description),
         **privacy,
-        **_build_part(record, names.METRICS, _test_accuracy, no_accuracy),
+        **_build_part(
+            record,
+            f"{names.CERTIFICATES} or {names.ATTACKS}",
+            lambda record: accuracy_part(record, certificates, attacks),
+            no_accuracy(),
+        ),
         "certificates": certificates,
-        **headlines(certificates, attacks),
         "curves": _picture(record, names.CERTIFICATE_PICTURE) if certificates else None,
         "no_certificates": no_certificates_words(record),
         "attacks": attacks,
@@ -223,18 +226,6 @@ def _releases(records: Sequence[Record]) -> list[dict[str, str]]:
         rows.append(row)
         last = event
     return [row | {"times": f"{row['times']:,}"} for row in rows]
-
-
-def _test_accuracy(record: RunRecord) -> dict[str, Any]:
-    """Return the accuracy on the test set; a run without a test set says that it was not measured."""
-    if record.metrics is None:
-        return {"accuracy": None, "test_images": None}
-    if record.metrics.get("test_accuracy") is None and "step" in record.metrics:
-        return {"accuracy": "not measured", "test_images": None}
-    return {
-        "accuracy": f"{record.metrics['test_accuracy']:.4f}",
-        "test_images": f"{record.metrics['test_images']:,}",
-    }
 
 
 _NO_COST = "It does not look at the private data."

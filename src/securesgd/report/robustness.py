@@ -1,6 +1,6 @@
-"""The robustness part of a report: certificates by family, norm and rule, accuracy under attack, headlines of both."""
+"""The robustness part of a report: certificates by family, norm and rule, and accuracy under attack."""
 
-__all__ = ["attack_rows", "attack_warnings", "certificate_tables", "headlines", "no_certificates_words"]
+__all__ = ["attack_rows", "attack_warnings", "certificate_tables", "no_certificates_words"]
 
 from typing import Any
 
@@ -29,6 +29,7 @@ def certificate_tables(record: RunRecord) -> list[dict[str, Any]]:
         by_rule = summary["certified_accuracy"]
         tables.append(
             {
+                "key": key,
                 "norm": rows[0]["norm"],
                 "by": _family_words(stated) if key == INTERVAL else "",
                 "examples": f"{len(rows):,}",
@@ -65,14 +66,15 @@ def _check_lines(record: RunRecord, norm: str) -> list[str]:
 def attack_rows(record: RunRecord) -> list[dict[str, Any]]:
     """Return a row per attack and budget, whatever the attack is called."""
     rows = []
-    for cell in record.attacks.get("cells", {}).values():
+    for name, cell in record.attacks.get("cells", {}).items():
         attack, summary = cell["attack"], cell.get("summary")
         if summary is None:  # interrupted before its first part was measured
             continue
         proven = summary.get("certified_accuracy", {}).get("tight", {})
         rows.append(
-            {name: attack[name] for name in ("attack", "protocol", "norm")}
-            | {
+            {
+                "cell": name,
+                **{key: attack[key] for key in ("attack", "protocol", "norm")},
                 "budget": f"{attack['budget']:g}",
                 "images": f"{summary['examples']:,}",
                 "clean": _share(summary["clean_accuracy"]),
@@ -97,34 +99,6 @@ def attack_warnings(record: RunRecord) -> list[str]:
     """Return why the attacks may not be believed: contradictions with certificates, and the sanity checks' warnings."""
     contradictions = [row["sandwich"]["in_words"] for row in attack_rows(record) if not row["sandwich"]["holds"]]
     return [*contradictions, *(warning["words"] for warning in record.attacks.get("suspicions", []))]
-
-
-def headlines(tables: list[dict[str, Any]], attacks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the numbers at the top of the page: the middle radius of the first norm, and the worst attack."""
-    shown: dict[str, Any] = {
-        "headline_certified": None, "headline_certified_number": None, "headline_certified_label": "certified accuracy",
-        "headline_attacked": None, "headline_attacked_number": None, "headline_attacked_label": "accuracy under attack",
-    }  # fmt: skip
-    if tables:
-        table = tables[0]
-        middle = len(table["radii"]) // 2
-        tight = next(row for row in table["rows"] if row["rule"] == "tight")["shares"][middle]
-        number, where = f"{tight['share']:.3f}", f"at {table['norm']} {table['radii'][middle]}{table['by']}"
-        shown |= {
-            "headline_certified": f"{number} {where}",
-            "headline_certified_number": number,
-            "headline_certified_label": f"proven right {where}, {table['examples']} examples",
-        }
-    if attacks:
-        worst = min(attacks, key=lambda row: row["attacked"]["share"])
-        number = f"{worst['attacked']['share']:.3f}"
-        where = f"{worst['attack']}, {worst['norm']} {worst['budget']}"
-        shown |= {
-            "headline_attacked": f"{number} ({where})",
-            "headline_attacked_number": number,
-            "headline_attacked_label": f"accuracy under the worst attack ({where})",
-        }
-    return shown
 
 
 def no_certificates_words(record: RunRecord) -> str:

@@ -1,6 +1,6 @@
 """A run folder as a report reads it: what its files hold, and in words what is missing or damaged. No torch."""
 
-__all__ = ["RunRecord", "is_noisy", "read_run"]
+__all__ = ["RunRecord", "class_names", "is_noisy", "read_run"]
 
 import math
 from collections import Counter
@@ -42,6 +42,8 @@ class RunRecord:
     certificates: list[dict[str, Any]] = field(default_factory=list)
     certificate_records: dict[str, Any] = field(default_factory=dict)
     attacks: dict[str, Any] = field(default_factory=dict)
+    attacked: list[dict[str, Any]] = field(default_factory=list)
+    """Rows of attacks.csv."""
     environment: dict[str, Any] | None = None
     missing: list[str] = field(default_factory=list)
 
@@ -244,13 +246,20 @@ def _require_one_sensitivity(record: RunRecord, norm: str, stated: dict[str, Any
 
 def _read_attacks(record: RunRecord, path: Path) -> None:
     attacks, table = read_json(path), record.folder / names.ATTACKS
-    counts = Counter(row["cell"] for row in read_rows(table)) if table.exists() else Counter()
+    rows = read_rows(table) if table.exists() else []
+    counts = Counter(row["cell"] for row in rows)
     for name, cell in attacks["cells"].items():
         if counts[name] < cell.get("summary", {}).get("examples", 0):
             record.missing.append(f"attacks.csv has fewer images than attacks.json counts ({name})")
         _check_test_set(record, cell, path.name)
     _check_weights(record, attacks, path.name, "attack")
-    record.attacks = attacks
+    record.attacks, record.attacked = attacks, rows
+
+
+def class_names(record: RunRecord) -> list[str] | None:
+    """Return the names of the classes, if model.json has them."""
+    stated = (record.model or {}).get("class_names")
+    return [str(name) for name in stated] if isinstance(stated, list) else None
 
 
 def _read_redistribution(record: RunRecord, path: Path) -> None:
