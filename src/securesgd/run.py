@@ -40,12 +40,13 @@ from securesgd.report.page import report
 from securesgd.report.plots import certified_curves_figure
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.import_path import is_import_path
+from securesgd.runtime.machine import torch_device
 from securesgd.runtime.processes import Processes
 from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.storage import file_digest, parse_json, read_bytes, read_json
 from securesgd.runtime.tables import read_rows
 from securesgd.runtime.tensors import load_tensors
-from securesgd.training.examples import as_examples
+from securesgd.training.examples import tensors_of
 
 FORMAT = 1
 """Of model.json."""
@@ -340,16 +341,21 @@ class Run:
 
 
 def load_run(
-    path: str | Path, *, network: NetworkSource | None = None, dataset: "str | LoadedData | None" = None
+    path: str | Path,
+    *,
+    network: NetworkSource | None = None,
+    dataset: "str | LoadedData | None" = None,
+    device: str | None = None,
 ) -> Run:
     """Return a finished run from its folder.
 
     `network` is needed if the network is not a built-in one: the module without its noise, a function that builds it,
     or an import path. Its structure is compared with that of the trained one, and its outputs at three inputs.
-    `dataset` replaces the run's own test data: a name, a path, an import path or loaded data.
+    `dataset` replaces the run's own test data: a name, a path, an import path or loaded data. `device` is where the
+    model is put: cpu (None), cuda, cuda:1, …
     Raises: DamagedFileError if the run is unfinished or broken; InvalidInputError if the network is missing or another.
     """
-    folder = Path(path)
+    folder, place = Path(path), torch_device(device)
     config = saved_config(folder)
     files = RunFolder(folder)
     if not files.complete:
@@ -370,7 +376,7 @@ def load_run(
             f"dataset is a {type(loaded).__name__}; valid: a name, a path or what load_data returned; tensors and "
             "Datasets go to run.certify(test_set)"
         )
-    return Run(folder, config, model, loaded)
+    return Run(folder, config, model.to(place), loaded)
 
 
 def read_model_record(folder: Path) -> dict[str, Any]:
@@ -390,11 +396,3 @@ def read_model_record(folder: Path) -> dict[str, Any]:
     if record.get("config_sha256") not in (None, file_digest(folder / names.CONFIG)):
         raise DamagedFileError(f"{folder / names.CONFIG} is not the one this run was trained with; put that back")
     return record
-
-
-def tensors_of(data: Any) -> tuple[Tensor, Tensor]:
-    """Return the inputs and targets of a pair of tensors, a Dataset or the test part of a loaded data set."""
-    if isinstance(data, LoadedData):
-        return data.test_inputs, data.test_targets
-    examples = as_examples(data)
-    return examples.batch(np.arange(len(examples)))

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from securesgd.attacks.settings import ATTACKS, PAPER_ATTACKS, AttackSettings, attack_grid
-from securesgd.cli.app import Dataset, Network, app, parse_numbers
+from securesgd.cli.app import Dataset, Device, Network, app, parse_numbers
 from securesgd.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def attack(
     again: Annotated[bool, typer.Option("--again", help="Measure existing cells again and replace them.")] = False,
     network: Network = "",
     dataset: Dataset = "",
+    device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Attack a model within a budget and measure what is left of its accuracy.
@@ -75,7 +76,7 @@ def attack(
     attack_grid(attack, budgets, protocol=protocol, **changes)  # refuse before anything is loaded
     keep_memory()
     with _progress() as show:
-        result = load_run(run, network=network or None, dataset=dataset or None).attack(
+        result = load_run(run, network=network or None, dataset=dataset or None, device=device).attack(
             attacks=attack, budget=budgets, protocol=protocol, examples=examples, draws=draws,
             certify_draws=certify_draws, again=again, keep_images=keep_images, sanity_checks=probes, on_progress=show,
             **changes,
