@@ -21,8 +21,8 @@ def progress_bar(
     """Yield a progress display and its one task; move it with `progress.update(task, completed=…, description=…)`.
 
     On a terminal it is a bar: the first of `columns`, the bar, the other columns, the time that remains. Elsewhere (a
-    file, a pipe, a batch system) the columns are printed as a line after 2 s and then every 30 s, with the time that
-    remains. Of several processes under torchrun only the first shows anything.
+    file, a pipe, a batch system) the columns are printed as a line after 2 s, or once the time that remains is known,
+    and then every 30 s. Of several processes under torchrun only the first shows anything.
     """
     texts = [TextColumn(column) if isinstance(column, str) else column for column in columns]
     console = Console(stderr=True, highlight=False)
@@ -45,7 +45,9 @@ class _Lines(Progress):
         super().update(task_id, **changes)
         task = self.tasks[0]
         elapsed = task.elapsed or 0.0
-        if elapsed - self._last_time >= (BETWEEN if self._last_time else FIRST) and _is_first_process():
+        is_foreseen = task.time_remaining is not None or not task.total
+        wait = FIRST if is_foreseen and not self._last_time else BETWEEN
+        if elapsed - self._last_time >= wait and _is_first_process():
             self._last_time = elapsed
             self.console.print(self._line(task), markup=False, soft_wrap=True)
 

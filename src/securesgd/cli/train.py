@@ -17,7 +17,6 @@ from securesgd.cli.app import Device, Interrupted, app, parse_settings
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import printable
 from securesgd.runtime.run_folder import RunFolder
-from securesgd.theory.rounding import round_up
 
 if TYPE_CHECKING:
     from securesgd.config import RunConfig
@@ -147,6 +146,8 @@ def training_progress(
 
     The loss is not shown: a terminal is read over shoulders, a log file is kept, and epsilon does not cover it.
     """
+    from securesgd.theory.rounding import round_up
+
     log: Callable[[StepReport], Any] | None = None
     if tensorboard is not None:
         from securesgd.training.tensorboard import tensorboard_logger
