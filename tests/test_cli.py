@@ -155,15 +155,19 @@ def progress_lines(monkeypatch, capsys, seconds, rank="0"):
     with progress_bar("step {task.completed:.0f}/{task.total:.0f}", "{task.description}", total=100) as (bar, task):
         for step in range(1, 101):
             now[0] += seconds
-            bar.update(task, completed=step, description=f"loss {1 / step:.2f}")
+            bar.update(task, completed=step, description=f"epsilon {step / 100:.2f}")
     return capsys.readouterr().err.splitlines()
 
 
 def test_progress_is_plain_lines_when_it_is_no_terminal(monkeypatch, capsys):
     lines = progress_lines(monkeypatch, capsys, 1.0)
-    assert 9 <= len(lines) <= 11  # one per tenth
-    assert lines[0] == "step 10/100 loss 0.10 (10 %, about 90 s left)"
+    assert lines == [  # after two seconds, then every half a minute
+        "step 2/100 epsilon 0.02 (2 %, about 98 s left)", "step 32/100 epsilon 0.32 (32 %, about 68 s left)",
+        "step 62/100 epsilon 0.62 (62 %, about 38 s left)", "step 92/100 epsilon 0.92 (92 %, about 8 s left)",
+    ]  # fmt: skip
     slow = progress_lines(monkeypatch, capsys, 10.0)
-    assert 30 <= len(slow) <= 40  # every half a minute
+    assert len(slow) == 33
+    assert slow[0] == "step 2/100 epsilon 0.02 (2 %, about 16 min left)"  # the first with a time that remains
+    assert len(progress_lines(monkeypatch, capsys, 60.0)) == 100
     assert not progress_lines(monkeypatch, capsys, 0.01)  # over within two seconds
     assert not progress_lines(monkeypatch, capsys, 1.0, rank="1")

@@ -66,12 +66,12 @@ def test_a_resumed_run_ends_with_the_same_bits(changes, tmp_path):
     config = quick("secure-sgd", **{"checkpoint_steps": 2} | changes)
     whole = train_run(config, tmp_path / "whole")
 
-    def stop(report):
+    def crash(report):
         if report.step == 5:
-            raise KeyboardInterrupt
+            raise RuntimeError("crash")
 
-    with pytest.raises(KeyboardInterrupt):
-        train_run(config, tmp_path / "broken", on_step=stop)
+    with pytest.raises(RuntimeError, match="crash"):
+        train_run(config, tmp_path / "broken", on_step=crash)
     resumed = train_run(config, tmp_path / "broken", resume=True)
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, resumed.model.state_dict()[name]), name

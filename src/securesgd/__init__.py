@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from securesgd.privacy.statement import PrivacyStatement
     from securesgd.run import Prediction, Run, load_run
     from securesgd.run_training import train
+    from securesgd.training.interrupt import TrainingInterrupted
     from securesgd.training.loop import StepReport
+    from securesgd.training.tensorboard import tensorboard_logger
 
 __version__ = "0.2.0"
 
@@ -45,11 +47,13 @@ __all__ = [
     "Run",
     "SecureSGDError",
     "StepReport",
+    "TrainingInterrupted",
     "__version__",
     "certify",
     "load_data",
     "load_run",
     "network",
+    "tensorboard_logger",
     "train",
     "verify",
 ]
@@ -72,10 +76,12 @@ _MODULES = {
     "Run": "run",
     "SecureSGDError": "errors",
     "StepReport": "training.loop",
+    "TrainingInterrupted": "training.interrupt",
     "certify": "certificates.certify",
     "load_data": "data.load",
     "load_run": "run",
     "network": "models.networks",
+    "tensorboard_logger": "training.tensorboard",
     "train": "run_training",
     "verify": "certificates.verify",
 }

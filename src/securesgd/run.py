@@ -38,8 +38,9 @@ from securesgd.privacy import PrivacyStatement, read_ledger
 from securesgd.report.gallery import draw_gallery
 from securesgd.report.page import report
 from securesgd.report.plots import certified_curves_figure
-from securesgd.run_data import load_other_data, load_run_data, tensors_of
+from securesgd.run_data import load_other_data, load_run_data
 from securesgd.runtime import run_folder as names
+from securesgd.runtime.machine import torch_device
 from securesgd.runtime.processes import Processes
 from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.run_records import RunMetrics, read_metrics, read_model_record
@@ -47,6 +48,7 @@ from securesgd.runtime.storage import read_json
 from securesgd.runtime.tables import read_rows
 from securesgd.runtime.tensors import load_tensors
 from securesgd.theory.class_balance import ClassBalance
+from securesgd.training.examples import tensors_of
 
 _EFFORT = ("restarts", "steps", "eot", "seed", "failure_prob")
 
@@ -330,16 +332,21 @@ class Run:
 
 
 def load_run(
-    path: str | Path, *, network: NetworkSource | None = None, dataset: "str | LoadedData | None" = None
+    path: str | Path,
+    *,
+    network: NetworkSource | None = None,
+    dataset: "str | LoadedData | None" = None,
+    device: str | None = None,
 ) -> Run:
     """Return a finished run from its folder.
 
     `network` is needed if the network is not a built-in one: the module without its noise, a function that builds it,
     or an import path. Its structure is compared with that of the trained one, and its outputs at three inputs.
-    `dataset` replaces the run's own test data: a name, a path, an import path or loaded data.
+    `dataset` replaces the run's own test data: a name, a path, an import path or loaded data. `device` is where the
+    model is put: cpu (None), cuda, cuda:1, …
     Raises: DamagedFileError if the run is unfinished or broken; InvalidInputError if the network is missing or another.
     """
-    folder = Path(path)
+    folder, place = Path(path), torch_device(device)
     config = saved_config(folder)
     files = RunFolder(folder)
     if not files.complete:
@@ -360,4 +367,4 @@ def load_run(
             f"dataset is a {type(loaded).__name__}; valid: a name, a path or what load_data returned; tensors and "
             "Datasets go to run.certify(test_set)"
         )
-    return Run(folder, config, model, loaded)
+    return Run(folder, config, model.to(place), loaded)

@@ -4,13 +4,10 @@ The claims of a run folder name no place on a machine. Where the user's own data
 the machine of the training only and may be deleted: a run that was moved finds its data by it.
 """
 
-__all__ = ["keep_data_path", "load_other_data", "load_run_data", "tensors_of"]
+__all__ = ["keep_data_path", "load_other_data", "load_run_data"]
 
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from torch import Tensor
 
 from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.config import IN_MEMORY, RunConfig
@@ -21,7 +18,6 @@ from securesgd.errors import InvalidInputError
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.import_path import is_import_path
 from securesgd.runtime.storage import read_json, write_json
-from securesgd.training.examples import as_examples
 
 
 def load_run_data(folder: Path, config: RunConfig, record: dict[str, Any]) -> LoadedData:
@@ -75,11 +71,3 @@ def _data_path(folder: Path, dataset: str) -> Path:
         return Path(known)
     also = f", nor at {known}" if known else ""
     raise InvalidInputError(f"the data of {folder} are not at {path}{also}; say where they are: --dataset PATH")
-
-
-def tensors_of(data: Any) -> tuple[Tensor, Tensor]:
-    """Return the inputs and targets of a pair of tensors, a Dataset or the test part of a loaded data set."""
-    if isinstance(data, LoadedData):
-        return data.test_inputs, data.test_targets
-    examples = as_examples(data)
-    return examples.batch(np.arange(len(examples)))

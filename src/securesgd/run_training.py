@@ -2,9 +2,8 @@
 
 __all__ = ["train", "train_run"]
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +29,25 @@ from securesgd.errors import InvalidInputError, SecureSGDError, nearest
 from securesgd.models.interval_network import IntervalNetwork
 from securesgd.models.networks import NETWORKS
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.models.predict import accuracy, predicted_classes, share_right
+from securesgd.models.predict import predicted_classes, share_right
 from securesgd.privacy import Ledger
 from securesgd.report.plots import redistribution_figure
 from securesgd.run import Run
-from securesgd.run_data import keep_data_path, tensors_of
+from securesgd.run_data import keep_data_path
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.import_path import is_import_path
-from securesgd.runtime.machine import environment
+from securesgd.runtime.machine import environment, torch_device
 from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.run_records import FORMAT, read_model_record
 from securesgd.runtime.storage import file_digest, write_json, write_whole
 from securesgd.runtime.tensors import load_tensors
 from securesgd.theory.class_balance import class_balance
-from securesgd.training.examples import as_examples
+from securesgd.training.examples import as_examples, tensors_of
+from securesgd.training.held_out import HeldOutMetrics
 from securesgd.training.loop import StepReport, per_example_cross_entropy
 from securesgd.training.loop import train as train_model
 from securesgd.training.optimizer import OptimizerFactory, SchedulerFactory
 from securesgd.training.settings import TrainingSettings
-
-_WATCHED = 1000  # held-out examples looked at during training
 
 
 def train(
@@ -64,21 +62,25 @@ def train(
     scheduler: SchedulerFactory | None = None,
     on_step: Callable[[StepReport], Any] | None = None,
     resume: bool = False,
+    finish: bool = False,
     **settings: Any,
 ) -> Run:
     """Train any module by DP-SGD in place, leave a complete run folder in `out`, and return the run.
 
     Guarantee: that of `training.loop.train`: the weights are (epsilon, delta)-differentially private for `data`; what
-    is written to the folder is covered by its ledger, except `metrics.jsonl`, which is about the test set.
+    is written to the folder is covered by its ledger, except `metrics.jsonl`, which is about the test set and the
+    held-out examples.
     Assumes: as there; in particular the initial weights do not depend on `data`.
     Raises: InvalidInputError for settings, data or a model that do not fit, or a folder in use (`resume` continues it).
+    TrainingInterrupted, a KeyboardInterrupt, after Ctrl-C, with a checkpoint of the last whole step.
 
     `data` is a pair of tensors, a torch Dataset, a data set by name or path, or what `load_data` returned; `test` is
     for the test accuracy only. Give `network` as an import path, package.module:function, if the command line is to
     rebuild the module; otherwise `load_run` takes the module. `loss(outputs, targets)` returns a number per example.
     `optimizer` and `scheduler` make a torch.optim optimizer of the parameters, and a scheduler of it, in place of those
-    of the settings. `on_step` gets a `StepReport` after each step and stops the run by returning False. `settings` are
-    those of `TrainingSettings` (epsilon, delta, batch_size, steps, …) and of `RobustnessSettings` (r_step, …).
+    of the settings. `on_step` gets a `StepReport` after each step and stops the run by returning False. `finish` ends a
+    run that was interrupted, with the weights of its checkpoint and the epsilon that is paid. `settings` are those of
+    `TrainingSettings` (epsilon, delta, batch_size, steps, …) and of `RobustnessSettings` (r_step, …).
     """
     if not isinstance(model, nn.Module):
         raise InvalidInputError(f"model is a {type(model).__name__}; valid: a torch.nn.Module")
@@ -109,7 +111,7 @@ def train(
             )
         return job
 
-    return _run_job(Path(out), prepare, config, resume=resume, on_step=on_step)
+    return _run_job(Path(out), prepare, config, resume=resume, finish=finish, on_step=on_step)
 
 
 def train_run(
@@ -118,7 +120,9 @@ def train_run(
     *,
     loaded: LoadedData | None = None,
     resume: bool = False,
+    finish: bool = False,
     on_step: Callable[[StepReport], Any] | None = None,
+    device: str | None = None,
 ) -> Run:
     """Train as configured, leave a complete run folder and return the run; `train` is for modules of your own.
 
@@ -128,9 +132,11 @@ def train_run(
     the same call can be made again; a later one can be resumed.
 
     `loaded` are the data that the configuration names, if they were read before, as `fitted_config` does. `on_step`
-    gets each step's report, now and then with the accuracy on the held-out examples if there are any.
+    gets each step's report, now and then with the accuracy on the held-out examples if there are any. `finish` ends a
+    run that was interrupted, as in `train`. `device` is where the network is trained: cpu, cuda, cuda:1, …; it is no
+    part of the configuration, since sample and noise of a step are the same on each.
     """
-    read_before = loaded
+    read_before, place = loaded, torch_device(device)
     given = config.import_paths
 
     def prepare(config: RunConfig) -> "_Job":
@@ -145,13 +151,13 @@ def train_run(
             loaded = load_data(config.dataset, holdout=config.holdout, seed=config.seed, settings=config.data)
         return _Job(
             config=config,
-            model=build_model(config, loaded.input_shape, loaded.classes),
+            model=build_model(config, loaded.input_shape, loaded.classes).to(place),
             examples=(loaded.train_inputs, loaded.train_targets),
             test_set=tensors_of(loaded),
             loaded=loaded,
         )
 
-    return _run_job(Path(folder), prepare, config, resume=resume, on_step=on_step)
+    return _run_job(Path(folder), prepare, config, resume=resume, finish=finish, on_step=on_step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +180,7 @@ def _run_job(
     config: RunConfig,
     *,
     resume: bool,
+    finish: bool,
     on_step: Callable[[StepReport], Any] | None,
 ) -> Run:
     """Claim the folder, train, write the records. A new run that fails before its first release leaves nothing."""
@@ -184,8 +191,10 @@ def _run_job(
     new_folders = [place for place in (folder, *folder.parents) if not place.exists()]
     files = RunFolder(folder)
     is_new = not files.occupied
+    if finish:
+        files.claim(resume, finish=True)
     try:
-        config = _claim(config, files, resume)
+        config = _claim(config, files, resume or finish)
         job = prepare(config)
         if files.complete:
             read_model_record(folder)  # raises if config.toml is not the one of the training
@@ -194,14 +203,14 @@ def _run_job(
             run.require_own_model()
             run.privacy  # noqa: B018 - raises if the ledger is gone or not that of the weights
             return run
-        return _train_job(job, files, on_step)
-    except Exception:  # whatever it is, the same command shall be possible again
+        return _train_job(job, files, on_step, finish=finish)
+    except (Exception, KeyboardInterrupt):  # whatever it is, the same command shall be possible again
         if is_new:
             _withdraw(files, new_folders)
         raise
 
 
-def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any] | None) -> Run:
+def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any] | None, *, finish: bool) -> Run:
     """Train and write the records of a run whose folder is claimed."""
     config, model, folder = job.config, job.model, files.path
     if job.test_set is not None:
@@ -214,13 +223,16 @@ def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any]
         choices["loss"] = model.loss
     if isinstance(model, AdlmNetwork):
         choices = adlm_training_arguments(model, config.training)
+    held_out = (None, None) if job.loaded is None else (job.loaded.holdout_inputs, job.loaded.holdout_targets)
+    metrics = HeldOutMetrics(folder / names.METRICS, model, *held_out)
     result = train_model(
         model,
         job.examples,
         config.training,
         folder,
         resume=True,  # the folder is ours: a new run has a configuration in it and nothing else
-        on_step=None if on_step is None else _watch(model, job.loaded, on_step),
+        finish=finish,
+        on_step=metrics.watch(on_step),
         **choices,
     )
     if isinstance(model, NoisyNetwork):
@@ -228,16 +240,11 @@ def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any]
         r.save(folder / names.REDISTRIBUTION)
         title = f"{config.dataset}: {config.way} r, noise at the {config.robustness.place.replace('-', ' ')}"
         redistribution_figure(r.r, r.shape, title, folder / names.REDISTRIBUTION_PICTURE)
-    epsilon = result.statement.accounted_epsilon
-    metrics = {
-        "step": result.steps,
-        "epsilon": epsilon if np.isfinite(epsilon) else "inf",
-        **_test_metrics(model, job),
-    }
-    write_whole(folder / names.METRICS, (json.dumps(metrics) + "\n").encode())
-    write_json(folder / names.ENVIRONMENT, environment() | {"threads": torch.get_num_threads()})
+    metrics.finish(step=result.steps, epsilon=result.statement.accounted_epsilon, test=_test_metrics(model, job))
+    machine = {"threads": torch.get_num_threads(), "device": str(next(model.parameters()).device)}
+    write_json(folder / names.ENVIRONMENT, environment() | machine)
     keep_data_path(folder, config.dataset)
-    record = _model_record(job, folder) | {"statement": result.statement.json()}
+    record = _model_record(job, folder) | {"steps": result.steps, "statement": result.statement.json()}
     write_json(folder / names.MODEL, record)  # the last file: the run is finished
     return Run(folder, config, model, job.loaded)
 
@@ -265,22 +272,6 @@ def _require_like_training(test_inputs: Tensor, examples: Any) -> None:
     shape, expected = test_inputs.shape[1:], as_examples(examples).batch(np.arange(1))[0].shape[1:]
     if shape != expected:
         raise InvalidInputError(f"test inputs have shape {list(shape)}; valid: {list(expected)}, as those of training")
-
-
-def _watch(
-    model: nn.Module, loaded: LoadedData | None, on_step: Callable[[StepReport], Any]
-) -> Callable[[StepReport], Any]:
-    """Return a step callback that adds the held-out accuracy, twenty times per run."""
-    if loaded is None or loaded.holdout_inputs is None or loaded.holdout_targets is None:
-        return on_step
-    inputs, targets = loaded.holdout_inputs[:_WATCHED], loaded.holdout_targets[:_WATCHED]
-
-    def watch(report: StepReport) -> Any:
-        due = report.step % max(1, report.steps // 20) == 0
-        score = accuracy(model, inputs, targets, draws=3) if due else None
-        return on_step(replace(report, held_out=score))
-
-    return watch
 
 
 def _own_config(

@@ -66,12 +66,12 @@ def test_a_resumed_run_ends_with_the_same_bits(stop, tmp_path):
     config = quick(checkpoint_steps=4, epsilon=40.0)
     whole = train_run(config, tmp_path / "whole")
 
-    def interrupt(report):
+    def crash(report):
         if report.step == stop:
-            raise KeyboardInterrupt
+            raise RuntimeError("crash")
 
-    with pytest.raises(KeyboardInterrupt):
-        train_run(config, tmp_path / "broken", on_step=interrupt)
+    with pytest.raises(RuntimeError, match="crash"):
+        train_run(config, tmp_path / "broken", on_step=crash)
     resumed = train_run(config, tmp_path / "broken", resume=True)
     assert torch.equal(weights(whole.model), weights(resumed.model))
     with Ledger.open(tmp_path / "broken" / "ledger.jsonl") as ledger:

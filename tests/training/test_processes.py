@@ -17,14 +17,16 @@ from securesgd.training.loop import train
 from .conftest import small_data, small_model, small_settings
 
 WORKER = """
-import json, os, sys
+import json, os, signal, sys
 import torch
 import torch.distributed as dist
 sys.path.insert(0, sys.argv[1])
 from tests.training.conftest import small_data, small_model, small_settings
 from securesgd.errors import SecureSGDError
+from securesgd.training.interrupt import TrainingInterrupted
 from securesgd.training.loop import train
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a process that a shell started with &
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 reduction = "mean" if dist.get_rank() else "none"
@@ -35,9 +37,21 @@ for folder, changes, is_poisoned in json.loads(sys.argv[2]):
     stop = changes.pop("stop", None)
     options = {"on_step": lambda report: report.step < stop} if stop and dist.get_rank() == 0 else {}
     options |= poison if is_poisoned else {}
+    signalled = changes.pop("signal", None)
+    if signalled:
+        passed = []
+
+        def project(model):  # within a step; the signal reaches rank 1 alone
+            passed.append(1)
+            if len(passed) == signalled and dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        options["project"] = project
     try:
         train(model, small_data(), small_settings(**changes), folder, **options)
         print(json.dumps([p.detach().flatten().tolist() for p in model.parameters()]))
+    except TrainingInterrupted as stop:
+        print("interrupted:", stop.step)
     except SecureSGDError as error:
         print("refused:", error)
 dist.destroy_process_group()
@@ -55,6 +69,7 @@ def two_ranks(tmp_path_factory):
         "noise 1.0": ({"noise_multiplier": 1.0}, False),
         "occupied": ({}, False),
         "stopped": ({"stop": 7}, False),
+        "interrupted": ({"signal": 7}, False),
         "poisoned": ({}, True),
     }
     jobs = [(str(place / name), *training) for name, training in trainings.items()]
@@ -115,6 +130,12 @@ def test_a_stop_by_the_first_rank_stops_both(two_ranks):
     assert saved.record["steps"] == 7
     with Ledger.open(folder / "ledger.jsonl") as ledger:
         assert ledger.steps_charged == 10
+
+
+def test_a_signal_to_one_rank_stops_both_after_the_same_step(two_ranks):
+    lines, folder = two_ranks["interrupted"]
+    assert lines == ["interrupted: 7"] * 2
+    assert load_tensors(folder / "checkpoint.safetensors").record["step"] == 7
 
 
 def test_an_error_on_one_rank_stops_both(two_ranks):

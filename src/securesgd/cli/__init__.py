@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from securesgd.cli.app import app
+from securesgd.cli.app import Interrupted, app
 from securesgd.errors import SecureSGDError, printable
 
 # Importing registers a command; the order is that of the help.
@@ -34,16 +34,26 @@ def _option_value(error: Any) -> str:
     return ""
 
 
+_INTERRUPTED = 130  # as a shell says it of Ctrl-C
+
+
 def main() -> None:
-    """Run the command line; every expected error is one line on standard error and exit code 2."""
+    """Run the command line; every expected error is one line on standard error and exit code 2; Ctrl-C is 130."""
     if "OMP_NUM_THREADS" not in os.environ:
         # All cores are ours: without binding, threads may share one core for seconds. Read when torch is first loaded.
         os.environ.setdefault("OMP_PROC_BIND", "true")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a path may hold bytes that are no text
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if code == _INTERRUPTED:
+            console.print("securesgd: interrupted")
+        sys.exit(code)
+    except Interrupted as stop:
+        console.print(f"securesgd: {stop}")
+        sys.exit(_INTERRUPTED)
     except SecureSGDError as error:
         message = str(error)
     except OSError as error:
@@ -55,7 +65,8 @@ def main() -> None:
         if not message:  # no arguments at all: the help was the answer
             sys.exit(2)
         message += _option_value(error)
-    except typer.Abort:
-        message = "interrupted"
-    Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"securesgd: error: {printable(message)}")
+    except (typer.Abort, KeyboardInterrupt):  # which of them it is, or a code, depends on the version of typer
+        console.print("securesgd: interrupted")
+        sys.exit(_INTERRUPTED)
+    console.print(f"securesgd: error: {printable(message)}")
     sys.exit(2)

@@ -1,6 +1,6 @@
 """The root that every command is registered with, and option values that are more than one number or word."""
 
-__all__ = ["Dataset", "Network", "app", "parse_numbers", "parse_settings"]
+__all__ = ["Dataset", "Device", "Interrupted", "Network", "app", "parse_numbers", "parse_settings"]
 
 from typing import Annotated, Any
 
@@ -35,6 +35,13 @@ Network = Annotated[
 Dataset = Annotated[
     str, typer.Option(help="Test data instead of the run's own: name, path or package.module:function.")
 ]
+
+Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")]
+
+
+class Interrupted(Exception):  # noqa: N818 - it is no error
+    """A command was interrupted and has something to say about it; exit code 130."""
+
 
 _MOST_NUMBERS = 1000
 """Of one option; each is a row of a table, or an attack of minutes."""

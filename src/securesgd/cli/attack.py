@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from securesgd.attacks.settings import ATTACKS, PAPER_ATTACKS, AttackSettings, attack_grid
-from securesgd.cli.app import Dataset, Network, app, parse_numbers
+from securesgd.cli.app import Dataset, Device, Network, app, parse_numbers
 from securesgd.cli.certify import print_balance
 from securesgd.cli.progress import progress_bar
 
@@ -53,6 +53,7 @@ def attack(
     again: Annotated[bool, typer.Option("--again", help="Measure existing cells again and replace them.")] = False,
     network: Network = "",
     dataset: Dataset = "",
+    device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Attack a model within a budget and measure what is left of its accuracy.
@@ -75,7 +76,7 @@ def attack(
     budgets = parse_numbers("budget", budget)
     attack_grid(attack, budgets, protocol=protocol, **changes)  # refuse before anything is loaded
     keep_memory()
-    loaded = load_run(run, network=network or None, dataset=dataset or None)
+    loaded = load_run(run, network=network or None, dataset=dataset or None, device=device)
     with _progress() as show:
         result = loaded.attack(
             attacks=attack, budget=budgets, protocol=protocol, examples=examples, draws=draws,

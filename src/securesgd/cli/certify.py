@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from securesgd.cli.app import Dataset, Network, app, parse_numbers
+from securesgd.cli.app import Dataset, Device, Network, app, parse_numbers
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.runtime.import_path import is_import_path
@@ -85,6 +85,7 @@ def certify(
     ] = False,
     network: Network = "",
     dataset: Dataset = "",
+    device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Certify predictions: the class, and a radius within which no change of the input can make it another one.
@@ -102,7 +103,7 @@ def certify(
     from securesgd.theory.certificates import CERTIFICATE_RULES
 
     keep_memory()
-    loaded = load_run(run, network=network or None, dataset=dataset or None)
+    loaded = load_run(run, network=network or None, dataset=dataset or None, device=device)
     by_intervals = CertifySettings(family=family or None).for_model(loaded.model).family == INTERVAL
     known = [*(INTERVAL_RULES if by_intervals else CERTIFICATE_RULES), "all"]
     if rule not in known and (by_intervals or not is_import_path(rule)):

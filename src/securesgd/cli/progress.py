@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 
-QUIET, OFTEN, SELDOM = 2.0, 5.0, 30.0
-"""Seconds: before the first line; between lines if a tenth was done meanwhile; between lines in any case."""
+FIRST, BETWEEN = 2.0, 30.0
+"""Seconds before the first line, and between lines."""
 
 
 @contextmanager
@@ -21,8 +21,8 @@ def progress_bar(
     """Yield a progress display and its one task; move it with `progress.update(task, completed=…, description=…)`.
 
     On a terminal it is a bar: the first of `columns`, the bar, the other columns, the time that remains. Elsewhere (a
-    file, a pipe, a batch system) the columns are printed as a line whenever a tenth more is done or 30 s have passed;
-    nothing within the first 2 s. Of several processes under torchrun only the first shows anything.
+    file, a pipe, a batch system) the columns are printed as a line after 2 s, or once the time that remains is known,
+    and then every 30 s. Of several processes under torchrun only the first shows anything.
     """
     texts = [TextColumn(column) if isinstance(column, str) else column for column in columns]
     console = Console(stderr=True, highlight=False)
@@ -38,17 +38,17 @@ def progress_bar(
 class _Lines(Progress):
     """A display that is never drawn (`disable`), but prints a line after an update if one is due."""
 
-    _last_time, _last_share = 0.0, 0.0
+    _last_time = 0.0
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
         """Change the task, and print a line about it if one is due."""
         super().update(task_id, **changes)
         task = self.tasks[0]
-        elapsed, share = task.elapsed or 0.0, task.percentage / 100
-        waited = elapsed - self._last_time
-        tenth_done = share - self._last_share >= 0.1 and waited >= (OFTEN if self._last_time else QUIET)
-        if (tenth_done or waited >= SELDOM) and _is_first_process():
-            self._last_time, self._last_share = elapsed, share
+        elapsed = task.elapsed or 0.0
+        is_foreseen = task.time_remaining is not None or not task.total
+        wait = FIRST if is_foreseen and not self._last_time else BETWEEN
+        if elapsed - self._last_time >= wait and _is_first_process():
+            self._last_time = elapsed
             self.console.print(self._line(task), markup=False, soft_wrap=True)
 
     def _line(self, task: Task) -> str:

@@ -4,22 +4,37 @@ __all__ = ["train", "training_progress"]
 
 import json
 import math
-from collections.abc import Iterator
+import shlex
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from securesgd.cli.app import app, parse_settings
+from securesgd.cli.app import Device, Interrupted, app, parse_settings
 from securesgd.cli.progress import progress_bar
+from securesgd.errors import printable
+from securesgd.runtime.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from securesgd.config import RunConfig
+    from securesgd.run import Run
+    from securesgd.training.loop import StepReport
 
 
-@app.command(
-    epilog="Example: securesgd train --dataset mnist --method secure-sgd --epsilon 2 --out runs/a --set steps=1000"
-)
+_EXAMPLES = """Examples:
+
+securesgd train --dataset mnist --method secure-sgd --epsilon 2 --out runs/a --set steps=1000
+
+securesgd train --resume --out runs/a
+"""
+
+
+@app.command(epilog=_EXAMPLES)
 def train(
-    out: Annotated[Path, typer.Option(help="Run folder; must be new, or --resume.")],
+    out: Annotated[Path, typer.Option(help="Run folder; must be new, or --resume or --finish.")],
     dataset: Annotated[
         str,
         typer.Option(help="digits, mnist, fashion-mnist, cifar10, a .npz file, a folder or package.module:function."),
@@ -37,12 +52,20 @@ def train(
         list[str] | None, typer.Option("--set", help="Any setting, as key=value; may be repeated.", metavar="KEY=VALUE")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="End the stopped run in --out: its weights as they are, epsilon as paid.")
+    ] = False,
+    device: Device = "cpu",
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Folder for TensorBoard: epsilon and held-out accuracy, never the loss.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a network, private for its data and ready to be certified, into a run folder.
 
     Settings come from the preset of data set and method, then --config, then the options here. The run can be stopped
-    at any moment (Ctrl-C, kill, power cut) and resumed with --resume; what was spent is in its ledger.
+    at any moment (Ctrl-C, kill, power cut) and resumed with --resume, or ended there with --finish; what was spent is
+    in its ledger.
     """
     from securesgd.config import resumed_config, run_config
     from securesgd.run_training import train_run
@@ -51,34 +74,97 @@ def train(
     keep_memory()
     options = {"network": network or None, "epsilon": epsilon, "delta": delta}
     given = {name: value for name, value in options.items() if value is not None} | parse_settings(changes or [])
-    if resume:
+    if resume or finish:
         named = {"dataset": dataset, "method": method, "config": config and str(config)}
         chosen = resumed_config(out, {name: value for name, value in named.items() if value} | given)
     else:
         chosen = run_config(dataset, method, config, **given)
-    with training_progress(chosen.training.epsilon, chosen.training.steps) as on_step:
-        run = train_run(chosen, out, resume=resume, on_step=on_step)
+    was_complete = RunFolder(out).complete
+    with (
+        _stopped_by_signals(chosen, out, device),
+        training_progress(chosen.training.epsilon, chosen.training.steps, tensorboard) as on_step,
+    ):
+        run = train_run(chosen, out, resume=resume, finish=finish, on_step=on_step, device=device)
+    _print_run(run, as_json=as_json, note=f"{out} is finished already" if was_complete else "")
+
+
+def _print_run(run: "Run", *, as_json: bool, note: str) -> None:
+    """Print the privacy statement and the accuracy of a finished run."""
     accuracy, images = run.test_accuracy, run.test_images  # before anything is printed: metrics.jsonl may be damaged
+    steps, planned = run.record.get("steps"), run.config.training.steps
     if as_json:
-        record = {"folder": str(out), "test_accuracy": accuracy, "test_images": images}
+        record = {"folder": str(run.path), "steps": steps, "test_accuracy": accuracy, "test_images": images}
         print(json.dumps(record | {"statement": run.privacy.json()}, indent=2))
         return
+    if note:
+        print(note)
     print(run.privacy)
-    print(f"accuracy {accuracy:.4f} on {images} test images; everything is in {out}")
+    if steps is not None and steps < planned:
+        print(f"ended after step {steps} of {planned}")
+    print(f"accuracy {accuracy:.4f} on {images} test images; everything is in {run.path}")
 
 
 @contextmanager
-def training_progress(target: float | None, steps: int) -> Iterator[Any]:
-    """Yield a step callback that keeps a progress bar on standard error, if that is a terminal."""
+def _stopped_by_signals(config: "RunConfig", out: Path, device: str) -> Iterator[None]:
+    """Within the context SIGTERM is as Ctrl-C, and an interruption ends with the commands by which to go on.
+
+    Raises: Interrupted with them.
+    """
+    from securesgd.training.interrupt import TrainingInterrupted
+
+    former = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        is_whole = isinstance(stop, TrainingInterrupted)
+        words = [printable(str(stop)) if is_whole else "interrupted"]
+        if RunFolder(out).occupied:
+            words.append(f"  to resume it:       {_command('--resume', config, out, device)}")
+        else:
+            words[0] += " before the first step; nothing was released, and nothing is left"
+        if is_whole:
+            words.append(f"  to end it here:     {_command('--finish', config, out, device)}")
+        raise Interrupted("\n".join(words)) from None
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def _command(what: str, config: "RunConfig", out: Path, device: str) -> str:
+    """Return the command that resumes or finishes a run; code from outside is named again, as it must be."""
+    words = ["securesgd", "train", what, "--out", str(out)]
+    for name, path in config.import_paths.items():
+        words += [f"--{name}", path] if name in ("dataset", "network") else ["--set", f"{name}={path}"]
+    return shlex.join(words + (["--device", device] if device != "cpu" else []))
+
+
+@contextmanager
+def training_progress(
+    target: float | None, steps: int, tensorboard: Path | None = None
+) -> Iterator[Callable[["StepReport"], Any]]:
+    """Yield a step callback that shows the progress on standard error, and writes it for TensorBoard if asked to.
+
+    The loss is not shown: a terminal is read over shoulders, a log file is kept, and epsilon does not cover it.
+    """
+    from securesgd.theory.rounding import round_up
+
+    log: Callable[[StepReport], Any] | None = None
+    if tensorboard is not None:
+        from securesgd.training.tensorboard import tensorboard_logger
+
+        log = tensorboard_logger(tensorboard)
     columns = ("step {task.completed:.0f}/{task.total:.0f}", "{task.description}")
     with progress_bar(*columns, total=steps) as (progress, task):
         held_out = ""
 
-        def on_step(report: Any) -> None:
+        def on_step(report: "StepReport") -> None:
             nonlocal held_out
             held_out = held_out if report.held_out is None else f"  held-out {report.held_out:.3f}"
-            spent = f"  epsilon {report.epsilon:.3f}" if math.isfinite(report.epsilon) else "  not private"
+            epsilon = report.epsilon
+            spent = f"epsilon {round_up(epsilon, decimals=3):.3f}" if math.isfinite(epsilon) else "not private"
             budget = f" of {target:g}" if target is not None else ""
-            progress.update(task, completed=report.step, description=f"loss {report.loss:.3f}{spent}{budget}{held_out}")
+            progress.update(task, completed=report.step, description=f"{spent}{budget}{held_out}")
+            if log is not None:
+                log(report)
 
         yield on_step

@@ -128,6 +128,11 @@ class Ledger:
         return tuple(record.event for record in self._records)
 
     @property
+    def records(self) -> tuple[Record, ...]:
+        """All releases with the epsilon up to each, in the order of the file."""
+        return tuple(self._records)
+
+    @property
     def epsilon(self) -> float:
         """The epsilon spent so far: that of the last line."""
         return self._records[-1].epsilon if self._records else 0.0

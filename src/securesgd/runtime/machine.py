@@ -1,6 +1,6 @@
 """The machine a run uses: precision of sums, memory the allocator keeps, and the versions a result was made with."""
 
-__all__ = ["environment", "keep_memory", "require_full_precision"]
+__all__ = ["environment", "keep_memory", "require_full_precision", "torch_device"]
 
 import ctypes
 import importlib.metadata
@@ -10,9 +10,12 @@ import sys
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securesgd.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import torch
 
 _PRECISION_SETTINGS = {  # by kind of device; those that a version of torch lacks count as not set
     "cpu": ("fp32_precision", "mkldnn.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.matmul.fp32_precision"),
@@ -44,6 +47,24 @@ def require_full_precision(device: str) -> None:
             continue
         if value not in ("none", "ieee"):
             raise InvalidInputError(f"torch.backends.{name} is {value!r}; valid: 'ieee', so that float32 is float32")
+
+
+def torch_device(name: str | None) -> "torch.device":
+    """Return the device of a name like cpu, cuda or cuda:1; None is the CPU.
+
+    Raises: InvalidInputError if there is none of that name here, or it has no float64: noise is added, and bounds are
+    computed, in double precision, which mps does not have.
+    """
+    import torch
+
+    count = torch.cuda.device_count()
+    here = ", ".join(["cpu", *(["cuda"] if count else []), *(f"cuda:{number}" for number in range(count))])
+    try:
+        device = torch.device("cpu" if name is None else name)
+        torch.zeros(1, dtype=torch.float64, device=device).cpu()
+    except (RuntimeError, TypeError, AssertionError):  # unknown, not built in, not there, or without float64
+        raise InvalidInputError(f"device is {name!r}; valid here: {here}") from None
+    return device
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc

@@ -73,13 +73,20 @@ class Processes:
             result = action()
         except Exception as error:
             failure = error
-        failed = torch.tensor(float(failure is not None), device="cuda" if dist.get_backend() == "nccl" else "cpu")
-        dist.all_reduce(failed)
+        failed = self.any(failure is not None)
         if failure is not None:
             raise failure
-        if failed.item():
+        if failed:
             raise SecureSGDError("another process of this training stopped with an error; see its message")
         return result  # type: ignore[return-value]
+
+    def any(self, value: bool) -> bool:
+        """Return whether `value` is true on at least one process; the same answer on all of them."""
+        if self.count == 1:
+            return value
+        total = torch.tensor(float(value), device="cuda" if dist.get_backend() == "nccl" else "cpu")
+        dist.all_reduce(total)
+        return bool(total.item())
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over all processes, as one message."""

@@ -6,7 +6,7 @@
     ledger.jsonl            every release, reserved before it is used
     model.safetensors       the trained weights, when training has ended
     redistribution.json     r as the trained network has it
-    metrics.jsonl           accuracy on the test set
+    metrics.jsonl           accuracy on the held-out examples while the run trains, on the test set when it has ended
     environment.json        versions, machine and command
     local.json              where the user's own data are on this machine; no part of the claim
     model.json              network, data and privacy statement; written last, so that it says the run is finished
@@ -15,6 +15,12 @@ Order at the start: secret, ledger (header only), checkpoint of step 0; then ste
 step may have been released, there is a checkpoint at or before it and the secret to run it again identically; and a
 folder with a checkpoint but no ledger has lost it. Order at the end: weights, then secret and checkpoint go, then the
 records. `certify`, `attack` and `report` add their files later.
+
+A run may be ended at any checkpoint. Its state is a function of the releases of its first steps, all in the ledger, so
+the weights of a run that is finished early are covered by the lines that are there. Nothing more is revealed if a copy
+of the folder is finished and the original resumed: what both release is a function of the steps of the longer one,
+whose ledger has the lines of the shorter. A crash between the weights and the removal of the key leaves a finished run,
+which is never trained further; the next command removes the key.
 """
 
 __all__ = ["RunFolder", "locked_folder"]
@@ -71,11 +77,16 @@ class RunFolder:
         path = self.path
         return path.exists() and (not path.is_dir() or not all(is_leftover(entry) for entry in path.iterdir()))
 
-    def claim(self, resume: bool) -> bool:
-        """Return whether there is something to resume. Raises: InvalidInputError rather than touch another's files."""
+    def claim(self, resume: bool, *, finish: bool = False) -> bool:
+        """Return whether there is something to resume; with `finish` there must be.
+
+        Raises: InvalidInputError rather than touch another's files.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInputError(f"{self.path} is a file; give the path of a folder")
-        if self.occupied and not resume:
+        if finish and not (self.checkpoint.exists() or self.finished):
+            raise InvalidInputError(f"{self.path} has no run to finish; valid: the folder of a run that was stopped")
+        if self.occupied and not (resume or finish):
             raise InvalidInputError(f"{self.path} is not empty; resume it, or choose another folder")
         self.path.mkdir(parents=True, exist_ok=True)
         if (self.checkpoint.exists() or self.finished) and not self.ledger.exists():

@@ -63,5 +63,5 @@ def tensors_digest(tensors: dict[str, Tensor], record: str = "") -> str:
     digest = hashlib.sha256(record.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -64,6 +64,7 @@ class AccountedRun:
             "noise_multiplier": noise,
             "sampling_rate": rate,
             "question": fingerprint.digest(noise),
+            "device": fingerprint.device,
         }
         begin = Checkpoint(initial.tensors, record)
         if files.ledger.exists():
@@ -117,28 +118,61 @@ class AccountedRun:
             ledger.close()
             raise
 
+    def require_device(self, device: str) -> None:
+        """Return if steps that may be run again are computed on the kind of device they were computed on.
+
+        The noise of a step is a function of the key, whatever the device; the last bits of the sums it is added to are
+        not. Repeated elsewhere, a step would be a second release under the same noise.
+        Raises: InvalidInputError naming the device.
+        """
+        first = self.record.get("device", device)
+        if first != device:
+            raise InvalidInputError(
+                f"{self.files.path} was started on {first}; valid: to resume it there, or to finish it as it is, got "
+                f"{device}"
+            )
+
     def reserve_block(self, step: int, not_private: str) -> float:
-        """Reserve the block of steps that `step` is in, from `step` on; return the epsilon reserved so far.
+        """Reserve the block of steps that `step` is in, from `step` on; return the epsilon of `epsilon_with`.
 
         Steps of a method that is not private are one unprotected release; `not_private` is its reason.
         """
         if not self.settings.private:
             self._record_once(UnprotectedRelease(label="training", reason=not_private))
-            return self.ledger.epsilon
-        stop = min((step // self.settings.block_steps + 1) * self.settings.block_steps, self.settings.steps)
-        self.ledger.reserve(self._steps(stop - step), first_step=step, stream=self.stream)
-        return self.ledger.epsilon
+        else:
+            stop = min((step // self.settings.block_steps + 1) * self.settings.block_steps, self.settings.steps)
+            self.ledger.reserve(self._steps(stop - step), first_step=step, stream=self.stream)
+        return self.epsilon_with(step)
 
-    def record_one_off_release(self) -> None:
-        """Write the one-off release to the ledger; after a resume it is the same release, and costs nothing more."""
+    def record_one_off_release(self, step: int) -> float:
+        """Write the one-off release to the ledger, before step `step`; return the epsilon of `epsilon_with`.
+
+        After a resume it is the same release, and costs nothing more.
+        """
         if self.one_off_release is not None and self.one_off_release.event is not None:
             self._record_once(self.one_off_release.event)
+        return self.epsilon_with(step)
 
-    def save(self, state: Checkpoint, step: int) -> None:
-        """Replace the checkpoint by that after `step` steps, all of which must be reserved."""
+    def epsilon_with(self, step: int) -> float:
+        """Return the epsilon of the ledger up to the last line that a run needs until it has run step `step`.
+
+        An attempt that was killed may have left lines after it: `ledger.epsilon`, and every statement, count them too.
+        """
+        release = self.one_off_release
+        later = release.event if release is not None and release.step > step else None
+        needed = [
+            record.epsilon
+            for record in self.ledger.records
+            if (record.event != later if record.block is None else record.block.first_step <= step)
+        ]
+        return needed[-1] if needed else 0.0
+
+    def save(self, state: Checkpoint, step: int) -> float:
+        """Replace the checkpoint by that after `step` steps, all of which must be reserved; return the epsilon paid."""
         self._require_reserved(step - 1)
         record = self.record | state.record | {"step": step, "ledger": list(self.ledger.head)}
         self.files.save(Checkpoint(state.tensors, record))
+        return self.ledger.epsilon
 
     def finish(self, weights: dict[str, Tensor], steps: int) -> PrivacyStatement:
         """Write the weights after `steps` steps, remove secret and checkpoint, and return the privacy statement.

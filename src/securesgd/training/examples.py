@@ -1,6 +1,6 @@
 """The training examples as the loop sees them: a number of them, and the batch at given indices."""
 
-__all__ = ["Examples", "as_examples", "check_examples", "check_loss", "data_digest"]
+__all__ = ["Examples", "as_examples", "check_examples", "check_loss", "data_digest", "tensors_of"]
 
 import hashlib
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from securesgd.clipping.engine import Loss, per_example
+from securesgd.data.load import LoadedData
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.runtime.random_state import BufferState, RandomState
@@ -88,6 +89,14 @@ def as_examples(data: "Dataset[Any] | tuple[Tensor, Tensor]") -> Examples:
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise InvalidInputError(f"training data must be a pair of tensors or a map-style Dataset, got {type(data)}")
     return DatasetExamples(data)
+
+
+def tensors_of(data: Any) -> tuple[Tensor, Tensor]:
+    """Return the inputs and targets of a pair of tensors, a Dataset or the test part of a loaded data set."""
+    if isinstance(data, LoadedData):
+        return data.test_inputs, data.test_targets
+    examples = as_examples(data)
+    return examples.batch(np.arange(len(examples)))
 
 
 def check_examples(examples: Examples, model: nn.Module, *, labelled: bool) -> None:

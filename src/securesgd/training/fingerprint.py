@@ -39,6 +39,11 @@ class ResumeFingerprint:
     project: Callable[[nn.Module], None] | None = None
     """What moves the weights after each step, if it is not the model's own."""
 
+    @property
+    def device(self) -> str:
+        """The kind of device of the model. Not in the digest, with which the noise of a seed is the same on all."""
+        return next(self.model.parameters()).device.type
+
     def digest(self, noise_multiplier: float, *, by_process: bool = True) -> str:
         """Return a digest by which a resumed run is compared with the one that was started.
 

@@ -28,6 +28,7 @@ from securesgd.runtime.tensors import Checkpoint, load_tensors, tensors_digest
 from securesgd.training.accounted_run import AccountedRun
 from securesgd.training.examples import as_examples, check_examples, check_loss, data_digest
 from securesgd.training.fingerprint import ResumeFingerprint
+from securesgd.training.interrupt import StopSignals, TrainingInterrupted
 from securesgd.training.one_off_release import OneOffRelease
 from securesgd.training.optimizer import OptimizerFactory, SchedulerFactory
 from securesgd.training.settings import TrainingSettings
@@ -45,8 +46,10 @@ class StepReport:
     """Mean over the examples of the sample whose loss is finite; NaN if there is none."""
     batch_size: int
     epsilon: float
-    """Reserved so far, including steps that have not run yet."""
+    """Of the steps so far, the whole block of the last one included, and of the one-off release once it was made."""
     seconds: float
+    learning_rate: float | None = None
+    """Of this step; None if the optimizer has none."""
     held_out: float | None = None
     """Accuracy on held-out examples, now and then, if there are any."""
 
@@ -57,7 +60,7 @@ class TrainingResult:
 
     folder: Path
     steps: int
-    """Steps that ran: fewer than the settings' if `on_step` stopped the run."""
+    """Steps that ran: fewer than the settings' if `on_step` or `finish` ended the run early."""
     noise_multiplier: float
     statement: PrivacyStatement
     seconds: float
@@ -75,6 +78,7 @@ def train(
     folder: str | Path,
     *,
     resume: bool = False,
+    finish: bool = False,
     loss: Loss = per_example_cross_entropy,
     optimizer: OptimizerFactory | None = None,
     scheduler: SchedulerFactory | None = None,
@@ -91,21 +95,25 @@ def train(
     with the same bits as one that was not. A run with a `noise_seed` guarantees nothing, and its statement says so.
     Assumes: `loss` gives one loss per example and reads no other; the initial weights do not depend on `data`; the
     number of examples is public unless the settings give a sampling rate or population; what `on_step` receives is not
-    published, and it stops the run by released weights or public data only: a decision by `StepReport.loss` or
-    `batch_size` depends on private data and is not covered. A run is resumed with the same code of model, loss,
-    optimizer, scheduler and `project` (`ResumeFingerprint` checks what Python shows of it), on as many threads.
+    published. When a run ends early, by `on_step` or `finish`, is decided by something that does not depend on `data`:
+    by the clock, say. If released weights decide it, the epsilon of all `steps` is what holds; a decision by
+    `StepReport.loss` or `batch_size` is not covered at all. A run is resumed with the same code of model, loss,
+    optimizer, scheduler and `project` (`ResumeFingerprint` checks what Python shows of it), on as many threads, and on
+    a GPU with torch's deterministic algorithms.
     Raises: PrivacyError if the steps do not fit the target; InvalidInputError for bad settings, data, optimizer, a
     folder in use, a model that this process has trained on these data before, or an `on_step` that changes the model;
     DamagedFileError for a broken run folder. Nothing existing is overwritten. Data are checked before the run
     (`check_examples`, `check_loss`); once it has begun no example ends it: one without a finite gradient contributes
-    nothing.
+    nothing. TrainingInterrupted, a KeyboardInterrupt, after Ctrl-C: the current step is ended and saved first.
 
     The model is left in eval mode.
     `optimizer` makes an optimizer of the parameters, in place of the settings' optimizer, learning rate and momentum:
     `lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)`. `scheduler` makes a scheduler of the optimizer, in
     place of the settings' schedule and warm-up; it is stepped after each step.
     `on_step` is called after each step; if it returns False (not None or 0), the run ends there and is a finished run.
-    Its ledger counts all steps that were reserved, up to a block more than ran.
+    Its ledger counts all steps that were reserved, up to a block more than ran. `finish` ends a run that was stopped in
+    the same way, without another step: the result is the weights of the last checkpoint (their average, if the settings
+    have one) at the epsilon of the ledger, and secret and checkpoint are removed, so that it cannot be resumed.
     `project` is called after each step and may move the weights (post-processing, for example onto a sensitivity
     bound); without it, the model's own method `project()` is, if it has one. `one_off_release` may read the data once,
     for a cost of its own. `not_private` is the reason that the ledger gives if the settings have private=False.
@@ -120,7 +128,7 @@ def train(
     labelled = loss is per_example_cross_entropy or isinstance(model, IntervalNetwork)
     check_examples(examples, model, labelled=labelled)
     processes.together(lambda: check_loss(examples, model, loss))
-    resuming, finished = processes.on_first(lambda: (files.claim(resume), files.finished))
+    resuming, finished = processes.on_first(lambda: (files.claim(resume, finish=finish), files.finished))
     if finished:
         return _load_finished(state, processes, files, started)
     run: AccountedRun | None = None
@@ -145,6 +153,8 @@ def train(
         run = open_accounted(files, fingerprint, state.checkpoint(), digest)
         cleanup.callback(_note_training, model, digest, run.begin)
         cleanup.callback(run.ledger.close)
+        if not finish:
+            run.require_device(fingerprint.device)
         return run.randomness, run.begin, on_step is not None
 
     after_step = _projection(model, project)
@@ -153,34 +163,42 @@ def train(
         sampling_rate, noise_multiplier = begin.record["sampling_rate"], begin.record["noise_multiplier"]
         state.load(begin.tensors, begin.record)
         step = Step(engine, examples, loss, settings, sampling_rate, noise_multiplier, randomness, processes)
+        if finish and state.step == 0:
+            raise InvalidInputError(f"{files.path} has no step in its checkpoint yet, so nothing to finish; resume it")
+        last = state.step if finish else settings.steps
         epsilon: float | None = None
         stopped = False
-        while state.step < settings.steps and not stopped:
-            model.train()  # whatever mode a callback has left: a resumed run would not have it
-            if epsilon is None or state.step % settings.block_steps == 0:
-                epsilon = processes.on_first(lambda: run.reserve_block(state.step, not_private))  # type: ignore[union-attr]
-            if one_off_release is not None and state.step == one_off_release.step:
-                processes.on_first(lambda: run.record_one_off_release())  # type: ignore[union-attr]
-                one_off_release.run(model, examples, randomness, processes)
-            gradients, batch_size, mean_loss = step.gradient(state.step)
-            state.apply_gradients(gradients)
-            after_step()
-            state.count_step()
-            if reports:
-                report = StepReport(
-                    step=state.step,
-                    steps=settings.steps,
-                    loss=mean_loss,
-                    batch_size=batch_size,
-                    epsilon=epsilon,
-                    seconds=time.perf_counter() - started,
-                )
-                stopped = processes.on_first(lambda: state.unchanged_by(on_step, report) is False)  # type: ignore[arg-type]  # noqa: B023
-            ended = stopped or state.step == settings.steps
-            if state.step % settings.checkpoint_steps == 0 or ended:
-                state.require_finite()
-            if state.step % settings.checkpoint_steps == 0 and not ended:
-                processes.on_first(lambda: run.save(state.checkpoint(), state.step))  # type: ignore[union-attr]
+        with StopSignals() as signals:
+            while state.step < last and not stopped:
+                model.train()  # whatever mode a callback has left: a resumed run would not have it
+                if epsilon is None or state.step % settings.block_steps == 0:
+                    epsilon = processes.on_first(lambda: run.reserve_block(state.step, not_private))  # type: ignore[union-attr]
+                if one_off_release is not None and state.step == one_off_release.step:
+                    epsilon = processes.on_first(lambda: run.record_one_off_release(state.step))  # type: ignore[union-attr]
+                    one_off_release.run(model, examples, randomness, processes)
+                gradients, batch_size, mean_loss = step.gradient(state.step)
+                state.apply_gradients(gradients)
+                after_step()
+                state.count_step()
+                if reports:
+                    report = StepReport(
+                        step=state.step,
+                        steps=settings.steps,
+                        loss=mean_loss,
+                        batch_size=batch_size,
+                        epsilon=epsilon,
+                        seconds=time.perf_counter() - started,
+                        learning_rate=state.optimizer.learning_rate,
+                    )
+                    stopped = processes.on_first(partial(_stops, state, on_step, report, signals))  # type: ignore[arg-type]
+                interrupted = processes.any(signals.requested) and not stopped
+                is_due = state.step % settings.checkpoint_steps == 0 and state.step < last and not stopped
+                if is_due or interrupted or stopped or state.step == last:
+                    state.require_finite()
+                if is_due or interrupted:
+                    paid = processes.on_first(lambda: run.save(state.checkpoint(), state.step))  # type: ignore[union-attr]
+                if interrupted:
+                    raise TrainingInterrupted(files.path, state.step, settings.steps, paid)
         state.use_average()
         statement = processes.on_first(lambda: run.finish(_weights(model), state.step))  # type: ignore[union-attr]
     model.eval()
@@ -191,6 +209,17 @@ def train(
         statement=statement,
         seconds=time.perf_counter() - started,
     )
+
+
+def _stops(
+    state: TrainingState, on_step: Callable[[StepReport], Any], report: StepReport, signals: StopSignals
+) -> bool:
+    """Call `on_step` and return whether it ends the run. An interruption in it is one after the step."""
+    try:
+        return state.unchanged_by(on_step, report) is False
+    except KeyboardInterrupt:
+        signals.requested = True
+        return False
 
 
 def _projection(model: nn.Module, project: Callable[[nn.Module], None] | None) -> Callable[[], Any]:

@@ -67,6 +67,8 @@ class RunOptimizer:
         self._trial = ""
         """Digest of what a user's own optimizer and scheduler do in a trial, by `require_resumable`."""
         self._first_rates = [group.get("lr") for group in self.optimizer.param_groups]
+        self.learning_rate: float | None = None
+        """Of the last step, for the first group of parameters; None before, or if the optimizer has none."""
 
     @property
     def is_custom(self) -> bool:
@@ -82,6 +84,8 @@ class RunOptimizer:
             parameter.grad = gradients[name].to(parameter.dtype)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        rate = self.optimizer.param_groups[0].get("lr")
+        self.learning_rate = None if rate is None else float(rate)
         if self.scheduler is not None:
             self.scheduler.step()
 

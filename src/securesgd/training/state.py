@@ -60,9 +60,14 @@ class TrainingState:
         """Return what `on_step` returns, if it leaves the weights, buffers and learning rates as they are.
 
         Raises: InvalidInputError if not: resumed without it, the same noise would be used at other weights.
+        KeyboardInterrupt if `on_step` does and has changed nothing: the state is that of a whole step then.
         """
         before, numbers = _copies(self.model), self.optimizer.record()
-        answer = on_step(report)
+        answer, interruption = None, None
+        try:
+            answer = on_step(report)
+        except KeyboardInterrupt as error:
+            interruption = error
         after = self.model.state_dict()
         changed = [name for name, value in before.items() if not _same(value, after.get(name))]
         if changed or self.optimizer.record() != numbers:
@@ -70,6 +75,8 @@ class TrainingState:
                 f"on_step changed {changed[0] if changed else 'the optimizer'} after step {self.step}; valid: a "
                 "function that only reads the model (project, or a scheduler, may change it)"
             )
+        if interruption is not None:
+            raise interruption
         return answer
 
     def require_finite(self) -> None:
