@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from securesgd.cli.certify import _progress as certifying
 from securesgd.cli.progress import progress_bar
 from securesgd.presets import preset
 from securesgd.theory.certificates import CERTIFICATE_RULES
@@ -157,6 +158,18 @@ def progress_lines(monkeypatch, capsys, seconds, rank="0"):
             now[0] += seconds
             bar.update(task, completed=step, description=f"epsilon {step / 100:.2f}")
     return capsys.readouterr().err.splitlines()
+
+
+def test_the_speed_of_a_certification_is_shown_once_it_is_known(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr("rich.console.monotonic", lambda: now[0])
+    with certifying("bounding") as show:
+        for done in (20, 60, 100):  # a speed takes two looks at the clock
+            now[0] += 10
+            show(done, 100)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "example 20/100 (20 %)"
+    assert last.startswith("example 100/100 4.0 examples/s")
 
 
 def test_progress_is_plain_lines_when_it_is_no_terminal(monkeypatch, capsys):

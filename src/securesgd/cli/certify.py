@@ -17,7 +17,6 @@ from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.runtime.import_path import is_import_path
 from securesgd.runtime.run_folder import CERTIFICATES
-from securesgd.theory.class_balance import WARNING
 
 if TYPE_CHECKING:
     from securesgd.run import Run
@@ -184,6 +183,8 @@ def _speed_text(speed: float | None) -> str:
 
 def print_balance(balance: "ClassBalance", class_names: Sequence[str], about: str = "") -> None:
     """Print what an accuracy is worth: that of always giving one answer, recall by class, and a warning in red."""
+    from securesgd.theory.class_balance import WARNING
+
     console = Console(highlight=False)
     for number, line in enumerate(balance.lines(class_names)):
         style = "bold red" if line.startswith(WARNING) else None
