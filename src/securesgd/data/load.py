@@ -1,4 +1,4 @@
-"""A data set as tensors: by name, from a .npz file, a folder of images, torch Datasets or a function of the user's."""
+"""A data set as tensors: by name, from a .npz file, a folder, a table, torch Datasets or a function of the user's."""
 
 __all__ = ["LoadedData", "from_datasets", "load_data", "split_data"]
 
