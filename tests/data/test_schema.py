@@ -175,6 +175,13 @@ def test_radii_are_nearly_the_range_times_the_radius():
     assert numeric(1e16, 1e16 + 2).column_radii(0.5, "linf") == {"x": 0.0}  # float64 has no number between the bounds
 
 
+def test_radii_are_rounded_down():
+    schema, ulp = numeric(0.1, 0.7), Fraction(math.ulp(0.7))
+    for radius in np.random.default_rng(0).random(200).tolist():
+        exact = (Fraction(radius) - Fraction(1, 2**23)) * (Fraction(0.7) - Fraction(0.1)) - ulp
+        assert 0 <= exact - Fraction(schema.column_radii(radius, "l2")["x"]) < ulp
+
+
 @pytest.mark.parametrize(("radius", "norm"), [(-0.1, "linf"), (math.nan, "linf"), (0.1, "l3"), (0.1, None)])
 def test_radii_of_nonsense(radius, norm):
     with pytest.raises(InvalidInputError, match="valid: "):

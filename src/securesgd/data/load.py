@@ -1,4 +1,4 @@
-"""A data set as tensors: by name, from a .npz file, a folder of images, torch Datasets or a function of the user's."""
+"""A data set as tensors: by name, from a .npz file, a folder, a table, torch Datasets or a function of the user's."""
 
 __all__ = ["LoadedData", "from_datasets", "load_data", "split_data"]
 
@@ -246,11 +246,10 @@ def _require_no_reading(settings: DataSettings | None, preprocessing: Mapping[st
 
 def _require_kind(preprocessing: Mapping[str, Any] | None, kind: str, source: str) -> None:
     if preprocessing and preprocessing.get("kind") != kind:
-        kinds = {"images": "a folder of images", "table": "a table with its columns"}
-        needed = kinds.get(str(preprocessing.get("kind")))
-        if needed is None:
+        trained_on = {"images": "a folder of images", "table": "a table"}.get(str(preprocessing.get("kind")))
+        if trained_on is None:
             raise InvalidInputError("the preprocessing is damaged; needed: kind images or table")
-        raise InvalidInputError(f"{source} but the run was trained on {needed[2:]}; give {needed}")
+        raise InvalidInputError(f"{source} but the run was trained on {trained_on}; give {trained_on} like that one")
 
 
 def _catalog_arrays(dataset: DataSet, folder: AnyPath | None, download: bool, progress: Progress | None) -> DataArrays:
