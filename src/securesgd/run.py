@@ -24,6 +24,7 @@ from securesgd.attacks.objective import evaluation_mode
 from securesgd.attacks.settings import AttackFunction, attack_grid
 from securesgd.build import NetworkSource, build_trained_model, require_same_outputs, structure_digest
 from securesgd.certificates.certify import certify
+from securesgd.certificates.column_radii import scaled_box, table_schema, write_column_radii
 from securesgd.certificates.intervals import has_interval_bounds
 from securesgd.certificates.record import CertifySettings
 from securesgd.certificates.rules import INTERVAL, record_key
@@ -144,13 +145,17 @@ class Run:
         `family` is smoothing or interval; None: smoothing for a noisy model and interval for others. A noisy model may
         have both at once; its interval certificates are about its network without the noise.
         `at_radii` are the radii of the summaries; `rules` are import paths of certificate rules from outside. `changes`
-        are settings of `CertifySettings`: draws, failure_prob, radius, tolerance, seed, …
+        are settings of `CertifySettings`: draws, failure_prob, radius, tolerance, seed, … Of a run that was trained on a
+        table, `box` is in the units of its columns, and column-radii.csv has each radius in them.
         """
         self.require_own_model()
         inputs, targets = self._test_set(test_set)
         settings = (settings or CertifySettings(seed=0)).with_changes(**{} if family is None else {"family": family})
         own_norm = "linf" if settings.for_model(self.model).family == INTERVAL else self.config.robustness.norm
         chosen = [norms] if isinstance(norms, str) else list(norms or [own_norm])
+        schema = table_schema(self.record)
+        if schema is not None and changes.get("box") is not None:
+            changes |= {"box": scaled_box(changes["box"], schema), "box_in_units": changes["box"]}
         settings = settings.with_changes(**{"norm": chosen[0]} | changes)
         certificates = certify_run(
             self.path, self.model, inputs, targets, chosen, settings,
@@ -158,6 +163,8 @@ class Run:
         )  # fmt: skip
         if Processes().is_first:
             certified_curves_figure(certificates.rows, self.path / names.CERTIFICATE_PICTURE)
+            if schema is not None:
+                write_column_radii(self.path / names.COLUMN_RADII, certificates.rows, schema)
         return certificates
 
     def attack(

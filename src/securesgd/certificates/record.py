@@ -69,6 +69,8 @@ class CertifySettings:
     box: tuple[str, ...] | None = None
     """Of intervals, for tables: how far each column may be off, as "5", "10%" of its value, or "0". A radius is then a
     share of this box: 1 is all of it."""
+    box_in_units: tuple[str, ...] | None = None
+    """The box as the user gave it, in the units of a table's columns; `box` is then what it is in the features."""
 
     def with_changes(self, **changes: Any) -> "CertifySettings":
         """Return these settings with some of them changed. Raises: InvalidInputError for a name that is not one."""
@@ -105,6 +107,8 @@ class CertifySettings:
             if self.family == SMOOTHING:
                 raise InvalidInputError("a box is of interval certificates; give family interval, or no box")
             require_box(self.box)
+        if self.box_in_units is not None:
+            require_box(self.box_in_units)
 
     def for_model(self, model: nn.Module) -> "CertifySettings":
         """Return these settings with a family: the given one, else smoothing for a noisy network, interval for others.
@@ -136,11 +140,12 @@ class CertifySettings:
         values["input_range"] = None if self.input_range is None else list(self.input_range)
         values["box"] = None if self.box is None else list(self.box)
         if self.family == INTERVAL:
-            return {name: values[name] for name in _OF_INTERVALS}
+            in_units = {} if self.box_in_units is None else {"box_in_units": list(self.box_in_units)}
+            return {name: values[name] for name in _OF_INTERVALS} | in_units
         return {name: value for name, value in values.items() if name not in _ONLY_OF_INTERVALS}
 
 
-_ONLY_OF_INTERVALS = ("family", "bounds", "box")  # smoothing is not named, so that records of earlier versions agree
+_ONLY_OF_INTERVALS = ("family", "bounds", "box", "box_in_units")  # smoothing is not named, so that records of earlier versions agree
 _OF_INTERVALS = ("family", "norm", "radius", "tolerance", "input_range", "bounds", "box")
 
 

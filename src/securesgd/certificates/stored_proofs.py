@@ -93,6 +93,7 @@ def _require_proven_rows(
     settings = CertifySettings(
         family=INTERVAL,
         box=None if stored["box"] is None else tuple(stored["box"]),
+        box_in_units=None if stored.get("box_in_units") is None else tuple(stored["box_in_units"]),
         input_range=None if stored["input_range"] is None else tuple(stored["input_range"]),
     )
     prediction = np.array([row["prediction"] for row in rows], dtype=np.int64)

@@ -27,7 +27,7 @@ DEFAULT_RADII = {
     "l2": (0.25, 0.5, 0.75, 1.0),
     "linf": (0.01, 0.02, 0.05, 0.1),
 }
-_NORMS = {"l1": "l1", "l2": "l2 (Euclidean)", "linf": "l_inf (every pixel by at most that much)"}
+_NORMS = {"l1": "l1", "l2": "l2 (Euclidean)", "linf": "l_inf (every number by at most that much)"}
 
 
 def certified_accuracy(rows: Sequence[dict[str, Any]], rule: str, radius: float) -> dict[str, float]:
@@ -101,7 +101,7 @@ def interval_guarantee_in_words(settings: dict[str, Any], summary: dict[str, Any
     else:
         change = (
             "no change of the input inside the example's share (its radius) of the box, which lets the columns be off "
-            f"by {', '.join(settings['box'])},"
+            f"by {', '.join(settings.get('box_in_units') or settings['box'])},"
         )
     if settings["input_range"] is not None:
         low, high = settings["input_range"]

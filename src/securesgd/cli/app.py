@@ -1,6 +1,18 @@
 """The root that every command is registered with, and option values that are more than one number or word."""
 
-__all__ = ["Dataset", "Device", "Interrupted", "Network", "app", "parse_numbers", "parse_settings"]
+__all__ = [
+    "Dataset",
+    "Device",
+    "Interrupted",
+    "Network",
+    "Resize",
+    "Schema",
+    "SkipBad",
+    "Target",
+    "app",
+    "parse_numbers",
+    "parse_settings",
+]
 
 from typing import Annotated, Any
 
@@ -36,6 +48,12 @@ Dataset = Annotated[
     str, typer.Option(help="Test data instead of the run's own: name, path or package.module:function.")
 ]
 
+Target = Annotated[str | None, typer.Option(help="Of a table: the column of the class.")]
+Schema = Annotated[
+    str | None, typer.Option(help="Of a table: its public bounds and categories; NAME.schema.toml or schema.toml.")
+]
+Resize = Annotated[str | None, typer.Option(help="Of a folder: make all images this size.", metavar="WIDTHxHEIGHT")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Of a folder: leave out files that cannot be used.")]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")]
 
 

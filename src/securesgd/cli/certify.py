@@ -14,9 +14,9 @@ from rich.table import Table
 
 from securesgd.cli.app import Dataset, Device, Network, app, parse_numbers
 from securesgd.cli.progress import progress_bar
-from securesgd.errors import InvalidInputError, nearest
+from securesgd.errors import InvalidInputError, nearest, printable
 from securesgd.runtime.import_path import is_import_path
-from securesgd.runtime.run_folder import CERTIFICATES
+from securesgd.runtime.run_folder import CERTIFICATES, COLUMN_RADII
 
 if TYPE_CHECKING:
     from securesgd.run import Run
@@ -72,8 +72,12 @@ def certify(
         ),
     ] = "",
     input_range: Annotated[
-        str, typer.Option(help="What the inputs are within, as 0,1; none: any numbers.", metavar="LOW,HIGH")
-    ] = "0,1",
+        str,
+        typer.Option(
+            help="What the inputs are within, as 0,1; none: any numbers. As in training if not given.",
+            metavar="LOW,HIGH",
+        ),
+    ] = "",
     at_radii: Annotated[str, typer.Option(help="Radii of the table, as 0.01,0.05.", metavar="NUMBERS")] = "",
     selection_draws: Annotated[int, typer.Option(help="Draws that choose the class; they are not counted.")] = 100,
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
@@ -114,7 +118,7 @@ def certify(
             at_radii=parse_numbers("at-radii", at_radii), rules=[rule] if is_import_path(rule) else [], again=again,
             draws=draws, failure_prob=failure_prob, selection_draws=selection_draws, seed=seed, radius=radius,
             tolerance=tolerance, bounds=bounds, box=tuple(_words(box)) or None, on_progress=show,
-            input_range=_parse_range(input_range),
+            **({"input_range": _parse_range(input_range)} if input_range else {}),
         )  # fmt: skip
     if not processes.is_first:
         return
@@ -128,6 +132,7 @@ def certify(
             _print_summary(name, summary, rule, without_noise=result.records[name].get("without_noise", False))
             print_balance(result.balance(name), class_names)
             print(result.records[name]["guarantee"])
+            _print_columns(result.rows_in(name), loaded.record)
         for name, checked in checks.items():
             for which, search in checked["rules"].items():
                 print(f"check of {name} radii, rule {which}: {search['in_words']}")
@@ -179,6 +184,20 @@ def _progress(before: str) -> Iterator[Callable[[float, int], None]]:
 def _speed_text(speed: float | None) -> str:
     """Return a speed in words; nothing while it is not known, as in a certification that is over at once."""
     return f"{speed:.1f} examples/s" if speed else ""
+
+
+def _print_columns(rows: list[dict[str, Any]], record: dict[str, Any]) -> None:
+    """Print, for a run on a table, what half of the right predictions are proven for in the units of the columns."""
+    from securesgd.certificates.column_radii import middle_radii, table_schema
+    from securesgd.theory.rounding import round_down
+
+    schema = table_schema(record)
+    if schema is None or rows[0]["norm"] == "box":
+        return
+    together = "all columns at once" if rows[0]["norm"] == "linf" else "one column alone"
+    print(f"in the units of the columns, half of the right predictions are proven for ({together}; {COLUMN_RADII}):")
+    for name, radius in middle_radii(rows, schema).items():
+        print(f"  {printable(name)}: {round_down(radius):.4g}")
 
 
 def print_balance(balance: "ClassBalance", class_names: Sequence[str], about: str = "") -> None:

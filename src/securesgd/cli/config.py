@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from securesgd.cli.app import app, parse_settings
+from securesgd.cli.app import Resize, Schema, SkipBad, Target, app, parse_settings
 from securesgd.errors import InvalidInputError
 
 
@@ -18,6 +18,10 @@ def config(
     ] = True,
     dataset: Annotated[str, typer.Option(help="The data to train on: a name, a file or a folder.")] = "digits",
     method: Annotated[str, typer.Option(help="As of train.")] = "secure-sgd",
+    target: Target = None,
+    schema: Schema = None,
+    resize: Resize = None,
+    skip_bad: SkipBad = False,
     file: Annotated[Path | None, typer.Option("--config", help="TOML file to start from.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting, as key=value; may be repeated.", metavar="KEY=VALUE")
@@ -34,7 +38,9 @@ def config(
 
     if out is not None and out.exists():
         raise InvalidInputError(f"{out} exists; give the path of a new file")
-    chosen = fitted_config(dataset, method, file, **parse_settings(changes or [])).config
+    options = {"target": target, "schema": schema, "resize": resize, "skip_bad": skip_bad or None}
+    given = {name: value for name, value in options.items() if value is not None} | parse_settings(changes or [])
+    chosen = fitted_config(dataset, method, file, **given).config
     text = commented_toml(chosen) if template else chosen.to_toml()
     if out is None:
         print(text, end="")

@@ -11,8 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from securesgd.cli.app import app, parse_settings
-from securesgd.cli.progress import progress_bar
+from securesgd.cli.app import Resize, Schema, SkipBad, Target, app, parse_settings
+from securesgd.cli.progress import duration_in_words, progress_bar
 from securesgd.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ securesgd plan --examples 60000 --epsilon 3 --delta 1e-5
 
 securesgd plan --dataset mnist --method dp-ibp --epsilon 1 --batch-size 1024,4096 --steps 200,400
 
-securesgd plan --dataset people.csv --set target=diagnosis
+securesgd plan --dataset people.csv --target diagnosis
 """
 
 
@@ -45,6 +45,10 @@ def plan(
     delta: Annotated[float | None, typer.Option(help="Delta of the guarantee.")] = None,
     batch_size: Annotated[str, typer.Option(help="One or several, as 256,1024.", metavar="NUMBERS")] = "",
     steps: Annotated[str, typer.Option(help="One or several, as 200,400.", metavar="NUMBERS")] = "",
+    target: Target = None,
+    schema: Schema = None,
+    resize: Resize = None,
+    skip_bad: SkipBad = False,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting of train, as key=value.", metavar="KEY=VALUE")
     ] = None,
@@ -62,6 +66,7 @@ def plan(
     from securesgd.planning import plan_run
 
     options = {"network": network or None, "epsilon": epsilon, "delta": delta}
+    options |= {"target": target, "schema": schema, "resize": resize, "skip_bad": skip_bad or None}
     given = {name: value for name, value in options.items() if value is not None} | parse_settings(changes or [])
     if dataset or (config is not None and examples is None):
         if examples is not None:
@@ -112,13 +117,13 @@ def _print_plan(result: "Plan", config: "RunConfig", shape: str) -> None:
         title_justify="left",
         box=SIMPLE_HEAD,
     )
-    for column in ("batch", "steps", "passes", "noise\nmultiplier", "noise\n/batch", "signal\n/noise", "minutes"):
+    for column in ("batch", "steps", "passes", "noise\nmultiplier", "noise\n/batch", "signal\n/noise", "time"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for row in result.rows:
         words = "" if row.warning is None else "[yellow]too noisy[/]"
         style = "bold" if row == result.suggested else ""
-        minutes = "–" if row.minutes is None else f"{row.minutes:.1f}"
+        minutes = "–" if row.minutes is None else duration_in_words(60 * row.minutes)
         table.add_row(
             f"{row.batch_size:,}", f"{row.steps:,}", f"{row.passes:.1f}", f"{row.noise_multiplier:.4f}",
             f"{row.noise_per_example:.5f}", f"{row.signal_to_noise:.1f}", minutes,

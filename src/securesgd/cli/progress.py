@@ -1,6 +1,6 @@
 """Progress of every command on standard error: a bar on a terminal, otherwise a plain line now and then."""
 
-__all__ = ["progress_bar"]
+__all__ = ["duration_in_words", "progress_bar"]
 
 import os
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ class _Lines(Progress):
     def _line(self, task: Task) -> str:
         words = [str(column(task)) for column in self.columns if isinstance(column, ProgressColumn)]
         if task.total:
-            left = f", about {_duration(task.time_remaining)} left" if task.time_remaining else ""
+            left = f", about {duration_in_words(task.time_remaining)} left" if task.time_remaining else ""
             words.append(f"({task.percentage:.0f} %{left})")
         return " ".join(word for word in words if word).strip()
 
@@ -63,7 +63,8 @@ def _is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _duration(seconds: float) -> str:
+def duration_in_words(seconds: float) -> str:
+    """Return a time for people to read: seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

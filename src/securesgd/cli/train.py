@@ -6,6 +6,7 @@ import json
 import math
 import shlex
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from securesgd.cli.app import Device, Interrupted, app, parse_settings
+from securesgd.cli.app import Device, Interrupted, Resize, Schema, SkipBad, Target, app, parse_settings
+from securesgd.cli.certify import print_balance
 from securesgd.cli.progress import progress_bar
-from securesgd.errors import printable
+from securesgd.errors import InvalidInputError, printable
 from securesgd.runtime.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -28,6 +30,10 @@ _EXAMPLES = """Examples:
 
 securesgd train --dataset mnist --method secure-sgd --epsilon 2 --out runs/a --set steps=1000
 
+securesgd train --dataset people.csv --target diagnosis --method dp-ibp --out runs/people
+
+securesgd train --dataset photos/ --resize 64x64 --skip-bad --method dpsgd --out runs/photos
+
 securesgd train --resume --out runs/a
 """
 
@@ -37,17 +43,26 @@ def train(
     out: Annotated[Path, typer.Option(help="Run folder; must be new, or --resume or --finish.")],
     dataset: Annotated[
         str,
-        typer.Option(help="digits, mnist, fashion-mnist, cifar10, a .npz file, a folder or package.module:function."),
+        typer.Option(
+            help="digits, mnist, fashion-mnist, cifar10, a table (.csv, .parquet), a folder of images, a .npz file or "
+            "package.module:function."
+        ),
     ] = "",
     method: Annotated[
-        str, typer.Option(help="sgd, dpsgd, adlm, secure-sgd, secure-sgd-agm, pixeldp or hgm-pixeldp.")
+        str, typer.Option(help="sgd, dpsgd, ibp, dp-ibp, adlm, secure-sgd, secure-sgd-agm, pixeldp or hgm-pixeldp.")
     ] = "",
     network: Annotated[
         str, typer.Option(help="A built-in network or package.module:function; the preset's if not given.")
     ] = "",
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget for the training data.")] = None,
     delta: Annotated[float | None, typer.Option(help="Delta of the guarantee.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file, as a run folder has.")] = None,
+    target: Target = None,
+    schema: Schema = None,
+    resize: Resize = None,
+    skip_bad: SkipBad = False,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file, as a run folder has, or securesgd config prints.")
+    ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting, as key=value; may be repeated.", metavar="KEY=VALUE")
     ] = None,
@@ -63,28 +78,36 @@ def train(
 ) -> None:
     """Train a network, private for its data and ready to be certified, into a run folder.
 
-    Settings come from the preset of data set and method, then --config, then the options here. The run can be stopped
-    at any moment (Ctrl-C, kill, power cut) and resumed with --resume, or ended there with --finish; what was spent is
-    in its ledger.
+    Settings come from the preset of data set and method, then --config, then the options here; for data of your own the
+    preset fits their number and shape. The run can be stopped at any moment (Ctrl-C, kill, power cut) and resumed with
+    --resume, or ended there with --finish; what was spent is in its ledger.
     """
-    from securesgd.config import resumed_config, run_config
+    from securesgd.config import resumed_config
+    from securesgd.fitted_config import fitted_config
     from securesgd.run_training import train_run
     from securesgd.runtime.machine import keep_memory
 
     keep_memory()
     options = {"network": network or None, "epsilon": epsilon, "delta": delta}
+    options |= {"target": target, "schema": schema, "resize": resize, "skip_bad": skip_bad or None}
     given = {name: value for name, value in options.items() if value is not None} | parse_settings(changes or [])
+    loaded = None
     if resume or finish:
         named = {"dataset": dataset, "method": method, "config": config and str(config)}
         chosen = resumed_config(out, {name: value for name, value in named.items() if value} | given)
     else:
-        chosen = run_config(dataset, method, config, **given)
+        if RunFolder(out).occupied:  # before data are read
+            raise InvalidInputError(f"{out} is not empty; resume it with --resume, or choose another folder")
+        fitted = fitted_config(dataset, method, config, **given)
+        chosen, loaded = fitted.config, fitted.loaded
+        for note in () if loaded is None else loaded.notes:
+            print(printable(note), file=sys.stderr)
     was_complete = RunFolder(out).complete
     with (
         _stopped_by_signals(chosen, out, device),
         training_progress(chosen.training.epsilon, chosen.training.steps, tensorboard) as on_step,
     ):
-        run = train_run(chosen, out, resume=resume, finish=finish, on_step=on_step, device=device)
+        run = train_run(chosen, out, loaded=loaded, resume=resume, finish=finish, on_step=on_step, device=device)
     _print_run(run, as_json=as_json, note=f"{out} is finished already" if was_complete else "")
 
 
@@ -94,6 +117,7 @@ def _print_run(run: "Run", *, as_json: bool, note: str) -> None:
     steps, planned = run.record.get("steps"), run.config.training.steps
     if as_json:
         record = {"folder": str(run.path), "steps": steps, "test_accuracy": accuracy, "test_images": images}
+        record["balance"] = None if run.test_balance is None else run.test_balance.json(run.record["class_names"])
         print(json.dumps(record | {"statement": run.privacy.json()}, indent=2))
         return
     if note:
@@ -101,7 +125,9 @@ def _print_run(run: "Run", *, as_json: bool, note: str) -> None:
     print(run.privacy)
     if steps is not None and steps < planned:
         print(f"ended after step {steps} of {planned}")
-    print(f"accuracy {accuracy:.4f} on {images} test images; everything is in {run.path}")
+    print(f"accuracy {accuracy:.4f} on {images} test examples; everything is in {run.path}")
+    if run.test_balance is not None:
+        print_balance(run.test_balance, run.record["class_names"])
 
 
 @contextmanager

@@ -300,7 +300,7 @@ def _certify_options(key: str, stated: dict[str, Any], given: Sequence[str]) -> 
     if by_intervals:
         options.append(f"--bounds {settings['bounds']}")
         if settings["box"] is not None:
-            options.append(f'--box "{",".join(settings["box"])}"')
+            options.append(f'--box "{",".join(settings.get("box_in_units") or settings["box"])}"')
         if settings["input_range"] != [0.0, 1.0]:
             ends = settings["input_range"]
             options.append(f"--input-range {'none' if ends is None else f'{ends[0]:g},{ends[1]:g}'}")

@@ -4,11 +4,13 @@ __all__ = ["attack_rows", "attack_warnings", "certificate_tables", "no_certifica
 
 from typing import Any
 
+from securesgd.certificates.column_radii import middle_radii, table_schema
 from securesgd.certificates.rules import INTERVAL, caveat_in, record_key
 from securesgd.certificates.summary import certified_summary, record_in_words
 from securesgd.report.run_record import RunRecord, is_noisy
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.storage import read_json
+from securesgd.theory.rounding import round_down
 
 _AS_STORED = (
     " This page does not run the network: its radii are those of certificates.csv. The commands at the end prove them "
@@ -36,6 +38,7 @@ def certificate_tables(record: RunRecord) -> list[dict[str, Any]]:
                 "words": record_in_words(stated, summary) + (_AS_STORED if key == INTERVAL else ""),
                 "checks": _check_lines(record, key),
                 "radii": list(by_rule["tight"]),
+                "columns": _column_rows(record, rows),
                 "rows": [
                     {
                         "rule": rule,
@@ -48,6 +51,16 @@ def certificate_tables(record: RunRecord) -> list[dict[str, Any]]:
             }
         )
     return tables
+
+
+def _column_rows(record: RunRecord, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return, of a run on a table, what half of the right predictions are proven for, in the unit of each column."""
+    schema = table_schema(record.model or {})
+    if schema is None or rows[0]["norm"] == "box":
+        return []
+    ranges = {column.name: f"{column.minimum:g} to {column.maximum:g}" for column in schema.columns if column.numeric}
+    radii = middle_radii(rows, schema)
+    return [{"name": name, "range": ranges[name], "radius": f"{round_down(radius):.4g}"} for name, radius in radii.items()]
 
 
 def _family_words(stated: dict[str, Any]) -> str:

@@ -46,6 +46,7 @@ SECRET, CHECKPOINT = "secret.json", "checkpoint.safetensors"
 REDISTRIBUTION, REDISTRIBUTION_PICTURE = "redistribution.json", "redistribution.png"
 METRICS, ENVIRONMENT, REPORT = "metrics.jsonl", "environment.json", "report.html"
 CERTIFICATES, CERTIFICATE_RECORD, CERTIFICATE_PICTURE = "certificates.csv", "certificates.json", "certificates.png"
+COLUMN_RADII = "column-radii.csv"
 SENSITIVITY, CHECK = "sensitivity.json", "check-{norm}.json"
 ATTACKS, ATTACK_RECORD, ATTACK_PICTURE, ATTACK_IMAGES = "attacks.csv", "attacks.json", "attacks.png", "attacked-images"
 

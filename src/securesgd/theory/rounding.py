@@ -1,9 +1,9 @@
-"""Numbers shortened for people to read: a printed epsilon or sigma is never smaller than the computed one."""
+"""Numbers shortened for people to read: a printed bound stays one, a printed epsilon is never below the computed one."""
 
-__all__ = ["round_up"]
+__all__ = ["round_down", "round_up"]
 
 import math
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
 def round_up(value: float, *, decimals: int | None = None, digits: int = 6) -> float:
@@ -19,3 +19,10 @@ def round_up(value: float, *, decimals: int | None = None, digits: int = 6) -> f
     if kept > 0:
         return float(Context(prec=kept, rounding=ROUND_CEILING).plus(exact))
     return 10.0 ** -(decimals or 0) if value > 0 else 0.0
+
+
+def round_down(value: float, *, digits: int = 4) -> float:
+    """Return the largest number <= `value` >= 0 with so many significant digits: a radius that is proven stays so."""
+    if value == 0 or not math.isfinite(value):
+        return value
+    return float(Context(prec=digits, rounding=ROUND_FLOOR).plus(Decimal(repr(float(value)))))
