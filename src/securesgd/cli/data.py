@@ -103,7 +103,7 @@ def _print_check(check: "DataCheck") -> None:
     held = (
         f"{check.files:,} files" if check.kind == "images" else f"{check.rows:,} rows, {len(check.columns):,} columns"
     )
-    console.print(f"{held}. This describes private data; keep it.")
+    console.print(f"{held}. What follows describes private data: not for publication.")
     for title, counts in (("size", check.sizes), ("mode", check.modes)):
         if counts:
             _print_counts(console, title, {"images": counts})

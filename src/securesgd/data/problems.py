@@ -40,6 +40,7 @@ def refuse_problems(source: str, problems: Sequence[Problem]) -> None:
         return
     numbered = [str(p) if len(problems) == 1 else f"({i}) {p}" for i, p in enumerate(problems, 1)]
     count = "" if len(problems) == 1 else f"{len(problems):,} problems: "
-    skip = "; skip_bad leaves such files out" if all(p.skippable for p in problems) else ""
+    skippable = sum(p.skippable for p in problems)
+    skip = f"; skip_bad (--skip-bad) leaves out {skippable:,} files that cannot be used" if skippable else ""
     see = "; see all with `securesgd data check`" if len(problems) > MOST_SHOWN else ""
     raise InvalidInputError(printable(f"{source}: {count}{join_some(numbered, ' ')}{skip}{see}"))
