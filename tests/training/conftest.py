@@ -24,6 +24,11 @@ def small_settings(**changes):
     return TrainingSettings(**base | {"block_steps": 5, "checkpoint_steps": 4} | changes)
 
 
+def no_step(report):
+    """A callback of a run that is to end without another step."""
+    raise AssertionError(f"step {report.step} was run")
+
+
 @pytest.fixture
 def weights():
     """The trained weights of a model as one vector."""

@@ -13,7 +13,7 @@ from securesgd.runtime.tensors import load_tensors
 from securesgd.training.interrupt import TrainingInterrupted
 from securesgd.training.loop import train
 
-from .conftest import small_data, small_model, small_settings
+from .conftest import no_step, small_data, small_model, small_settings
 
 
 @pytest.fixture(autouse=True)
@@ -88,9 +88,17 @@ def test_the_last_step_is_no_exception(tmp_path, weights):
     with pytest.raises(TrainingInterrupted, match="after step 5 of 5"):
         train(small_model(), small_data(), settings, folder, on_step=raised_at(5))
     model, whole = small_model(), small_model()
-    assert train(model, small_data(), settings, folder, resume=True, on_step=pytest.fail).steps == 5
+    assert train(model, small_data(), settings, folder, resume=True, on_step=no_step).steps == 5
     train(whole, small_data(), settings, tmp_path / "whole")
     assert torch.equal(weights(model), weights(whole))
+
+
+def test_a_signal_in_the_middle_of_a_step_waits_for_its_end(tmp_path):
+    folder, project = tmp_path / "run", during(7, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(small_model(), small_data(), small_settings(), folder, project=project)
+    assert isinstance(caught.value, TrainingInterrupted)
+    assert caught.value.step == step_of(folder) == 7
 
 
 def test_a_second_signal_ends_the_step_too(tmp_path):

@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+import securesgd as ss
 from securesgd import load_run
 from securesgd.config import run_config
 from securesgd.privacy import read_ledger, replayed_statement
@@ -16,8 +17,10 @@ from securesgd.run_training import train_run
 from securesgd.runtime.tensors import load_tensors
 from tests.command_line import SECURESGD, run_here
 
-STEPS = 400
-QUICK = {"batch_size": 32, "copies": 1, "accountant": "rdp", "noise_seed": 3, "block_steps": 10}
+from .conftest import no_step, small_data, small_model
+
+STEPS = 160
+QUICK = {"batch_size": 16, "copies": 1, "accountant": "rdp", "noise_seed": 3, "block_steps": 10}
 
 
 def options(**changes):
@@ -85,15 +88,6 @@ def interrupted(folder, step, **changes):
     with pytest.raises(KeyboardInterrupt):
         train_run(config, folder, on_step=on_step)
     return config
-
-
-def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path):
-    config = interrupted(tmp_path / "run", 13, steps=30)
-    result = run_here("train", "--resume", "--out", tmp_path / "run")
-    assert result.returncode == 0, result.stderr
-    train_run(config, tmp_path / "whole")
-    ours, theirs = (load_tensors(tmp_path / name / "model.safetensors").tensors for name in ("run", "whole"))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_run_finished_after_two_fifths_can_be_certified_at_less_epsilon(tmp_path):
@@ -170,3 +164,31 @@ def test_the_commands_name_code_from_outside_again(tmp_path):
         "securesgd", "train", "--resume", "--out", str(tmp_path / "a b"), "--dataset", "tests.data.sources:digits",
         "--network", "tests.nets:wide", "--device", "cuda:1",
     ]  # fmt: skip
+
+
+def test_other_commands_say_that_they_were_interrupted(tiny_run, monkeypatch):
+    monkeypatch.setattr("securesgd.run.certify_run", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    result = run_here("certify", tiny_run)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "securesgd: interrupted\n")
+
+
+def test_a_run_of_ones_own_module_is_finished_in_python(tmp_path):
+    settings = {"delta": 1e-5, "noise_multiplier": 1.0, "batch_size": 12, "steps": 20, "accountant": "rdp"}
+
+    def on_step(report):
+        if report.step == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(ss.TrainingInterrupted, match="after step 8 of 20"):
+        ss.train(small_model(), small_data(), out=tmp_path / "run", on_step=on_step, **settings)
+    with pytest.raises(ss.InvalidInputError, match="started with other settings"):
+        ss.train(small_model(), small_data(), out=tmp_path / "run", finish=True, **settings | {"steps": 8})
+    model = small_model(seed=5)
+    run = ss.train(model, small_data(), out=tmp_path / "run", finish=True, on_step=no_step, **settings)
+    assert run.record["steps"] == 8
+    assert run.privacy == replayed_statement(tmp_path / "run" / "ledger.jsonl")
+    reopened = load_run(tmp_path / "run", network=small_model(seed=6))
+    assert all(torch.equal(a, b) for a, b in zip(reopened.model.parameters(), model.parameters(), strict=True))
+    with pytest.raises(ss.InvalidInputError, match="has no run to finish"):
+        ss.train(small_model(), small_data(), out=tmp_path / "none", finish=True, **settings)
+    assert not (tmp_path / "none").exists()
