@@ -23,7 +23,7 @@ LAYERS = (
     ("training",),
     ("baselines",),
     ("config", "methods", "presets"),
-    ("config_template", "fitted_config"),
+    ("config_template", "fitted_config", "own_config"),
     ("build",),
     ("planning",),
     ("certificates",),

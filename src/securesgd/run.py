@@ -116,6 +116,12 @@ class Run:
         return self._metrics.test_balance
 
     @property
+    def input_range(self) -> tuple[float, float] | None:
+        """What the inputs are within, as training had them; None: any numbers."""
+        ends = self.record.get("input_range", (0.0, 1.0))
+        return None if ends is None else (float(ends[0]), float(ends[1]))
+
+    @property
     def data(self) -> LoadedData:
         """The data set of the run, read again. Raises: InvalidInputError if it was in memory, is gone or changed."""
         if self._data is None:
@@ -145,12 +151,14 @@ class Run:
         `family` is smoothing or interval; None: smoothing for a noisy model and interval for others. A noisy model may
         have both at once; its interval certificates are about its network without the noise.
         `at_radii` are the radii of the summaries; `rules` are import paths of certificate rules from outside. `changes`
-        are settings of `CertifySettings`: draws, failure_prob, radius, tolerance, seed, … Of a run that was trained on a
-        table, `box` is in the units of its columns, and column-radii.csv has each radius in them.
+        are settings of `CertifySettings`: draws, failure_prob, radius, tolerance, seed, … Of a run that was trained on
+        a table, `box` is in the units of its columns, and column-radii.csv has each radius in them.
         """
         self.require_own_model()
         inputs, targets = self._test_set(test_set)
-        settings = (settings or CertifySettings(seed=0)).with_changes(**{} if family is None else {"family": family})
+        settings = (settings or CertifySettings(seed=0, input_range=self.input_range)).with_changes(
+            **{} if family is None else {"family": family}
+        )
         own_norm = "linf" if settings.for_model(self.model).family == INTERVAL else self.config.robustness.norm
         chosen = [norms] if isinstance(norms, str) else list(norms or [own_norm])
         schema = table_schema(self.record)
@@ -267,7 +275,8 @@ class Run:
         shape = tuple(self.record["input_shape"])
         batch = inputs[None] if tuple(inputs.shape) == shape else inputs
         class_names = self.record["class_names"]
-        settings = CertifySettings(draws=1_000).with_changes(**changes).for_model(self.model)
+        settings = CertifySettings(draws=1_000, input_range=self.input_range).with_changes(**changes)
+        settings = settings.for_model(self.model)
         if settings.family != INTERVAL and "norm" not in changes:
             settings = replace(settings, norm=self.config.robustness.norm)
         elif "input_range" not in changes and bool(((batch < 0) | (batch > 1)).any()):  # columns of a table, say

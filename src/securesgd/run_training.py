@@ -3,7 +3,7 @@
 __all__ = ["train", "train_run"]
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +23,30 @@ from securesgd.build import (
 )
 from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.clipping.slow_path import Loss
-from securesgd.config import IN_MEMORY, OWN_NETWORK, RobustnessSettings, RunConfig, saved_config
+from securesgd.config import IN_MEMORY, RunConfig, saved_config
 from securesgd.data.load import LoadedData, load_data
-from securesgd.errors import InvalidInputError, SecureSGDError, nearest
+from securesgd.errors import InvalidInputError, SecureSGDError
 from securesgd.models.interval_network import IntervalNetwork
 from securesgd.models.networks import NETWORKS
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import predicted_classes, share_right
+from securesgd.own_config import difference_in_words, own_config
 from securesgd.privacy import Ledger
 from securesgd.report.plots import redistribution_figure
 from securesgd.run import Run
 from securesgd.run_data import keep_data_path
 from securesgd.runtime import run_folder as names
-from securesgd.runtime.import_path import is_import_path
 from securesgd.runtime.machine import environment, torch_device
 from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.run_records import FORMAT, read_model_record
 from securesgd.runtime.storage import file_digest, write_json, write_whole
 from securesgd.runtime.tensors import load_tensors
 from securesgd.theory.class_balance import class_balance
-from securesgd.training.examples import as_examples, tensors_of
+from securesgd.training.examples import as_examples, check_range, tensors_of
 from securesgd.training.held_out import HeldOutMetrics
 from securesgd.training.loop import StepReport, per_example_cross_entropy
 from securesgd.training.loop import train as train_model
 from securesgd.training.optimizer import OptimizerFactory, SchedulerFactory
-from securesgd.training.settings import TrainingSettings
 
 
 def train(
@@ -63,6 +62,7 @@ def train(
     on_step: Callable[[StepReport], Any] | None = None,
     resume: bool = False,
     finish: bool = False,
+    input_range: tuple[float, float] | None = (0.0, 1.0),
     **settings: Any,
 ) -> Run:
     """Train any module by DP-SGD in place, leave a complete run folder in `out`, and return the run.
@@ -79,8 +79,10 @@ def train(
     rebuild the module; otherwise `load_run` takes the module. `loss(outputs, targets)` returns a number per example.
     `optimizer` and `scheduler` make a torch.optim optimizer of the parameters, and a scheduler of it, in place of those
     of the settings. `on_step` gets a `StepReport` after each step and stops the run by returning False. `finish` ends a
-    run that was interrupted, with the weights of its checkpoint and the epsilon that is paid. `settings` are those of
-    `TrainingSettings` (epsilon, delta, batch_size, steps, …) and of `RobustnessSettings` (r_step, …).
+    run that was interrupted, with the weights of its checkpoint and the epsilon that is paid. `input_range` is what the
+    inputs of a NoisyNetwork or IntervalNetwork are within (None: any numbers); later commands take it from the folder.
+    `settings` are those of `TrainingSettings` (epsilon, delta, batch_size, steps, …) and of `RobustnessSettings`
+    (r_step, …).
     """
     if not isinstance(model, nn.Module):
         raise InvalidInputError(f"model is a {type(model).__name__}; valid: a torch.nn.Module")
@@ -88,7 +90,7 @@ def train(
         raise InvalidInputError(f"on_step is a {type(on_step).__name__}; valid: a function of a StepReport, or None")
     loaded = load_data(data) if isinstance(data, str) else data if isinstance(data, LoadedData) else None
     own = {"optimizer": "own" if optimizer else None, "schedule": "own" if scheduler else None}
-    config = _own_config(model, loaded, network, settings | {name: word for name, word in own.items() if word})
+    config = own_config(model, loaded, network, settings | {name: word for name, word in own.items() if word})
     if isinstance(model, IntervalNetwork):
         model.steps = config.training.steps
     examples = (loaded.train_inputs, loaded.train_targets) if loaded is not None else data
@@ -102,12 +104,13 @@ def train(
         loss=loss,
         optimizer=optimizer,
         scheduler=scheduler,
+        input_range=input_range,
     )
 
     def prepare(saved: RunConfig) -> _Job:
         if saved != config:
             raise InvalidInputError(
-                f"{out} was started with other settings: {_difference(saved, config)}; use the same"
+                f"{out} was started with other settings: {difference_in_words(saved, config)}; use the same"
             )
         return job
 
@@ -172,6 +175,12 @@ class _Job:
     loss: Loss = per_example_cross_entropy
     optimizer: OptimizerFactory | None = None
     scheduler: SchedulerFactory | None = None
+    input_range: tuple[float, float] | None = (0.0, 1.0)
+
+    @property
+    def has_range(self) -> bool:
+        """Whether certificates of the model are about inputs within a range."""
+        return isinstance(self.model, NoisyNetwork | IntervalNetwork)
 
 
 def _run_job(
@@ -215,6 +224,16 @@ def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any]
     config, model, folder = job.config, job.model, files.path
     if job.test_set is not None:
         _require_like_training(job.test_set[0], job.examples)
+    if job.has_range and job.input_range is not None:
+        for examples in (job.examples, job.test_set):
+            if examples is not None:
+                check_range(as_examples(examples), job.input_range)
+    if job.loaded is not None and job.loaded.by_share and config.training.adjacency == "add-or-remove-one":
+        raise InvalidInputError(
+            "the test examples are a share of all, so their number tells that of the training examples, which is not "
+            "public with a sampling_rate or population; valid: test examples of their own (--set test=FILE, or a "
+            "folder with train/ and test/)"
+        )
     choices: dict[str, Any] = {"loss": job.loss, "optimizer": job.optimizer, "scheduler": job.scheduler}
     choices["one_off_release"] = redistribution_release(config, model)
     if isinstance(model, IntervalNetwork):
@@ -274,60 +293,6 @@ def _require_like_training(test_inputs: Tensor, examples: Any) -> None:
         raise InvalidInputError(f"test inputs have shape {list(shape)}; valid: {list(expected)}, as those of training")
 
 
-def _own_config(
-    model: nn.Module, loaded: LoadedData | None, network: str | None, settings: dict[str, Any]
-) -> RunConfig:
-    """Return the configuration that describes a run of a user's own module."""
-    if network is not None and not is_import_path(network):
-        raise InvalidInputError(f"network is {network!r}; valid: an import path like package.module:function, or None")
-    tables: dict[str, dict[str, Any]] = {"training": {}, "robustness": {}, "top": {}}
-    places = {field.name: "robustness" for field in fields(RobustnessSettings)}
-    places |= {field.name: "training" for field in fields(TrainingSettings)} | {"public_dataset": "top"}
-    for name, value in settings.items():
-        if name not in places:
-            raise InvalidInputError(f"unknown setting {name!r}: {nearest(name, places)}")
-        if value is not None:
-            tables[places[name]][name] = value
-    private = bool(tables["training"].get("private", True))
-    interval = None
-    if isinstance(model, NoisyNetwork):
-        if model.radius_per_std is None:
-            raise InvalidInputError("radius_per_std is None; valid: NoisyNetwork(…, radius_per_std=0.05), say")
-        redistributed = model.redistribution != "uniform"
-        method = ("secure-sgd" if redistributed else "secure-sgd-agm") if private else "hgm-pixeldp"
-        tables["robustness"] |= {
-            "norm": model.norm, "place": model.place, "unit": model.radius_per_std, "start": model.start,
-            "redistribution": model.redistribution,
-        }  # fmt: skip
-    elif isinstance(model, IntervalNetwork):
-        method, interval = "dp-ibp" if private else "ibp", model.settings
-    else:
-        method = "dpsgd" if private else "sgd"
-    source = {} if loaded is None else {"seed": loaded.source["seed"], "holdout": loaded.source["sizes"]["holdout"]}
-    return RunConfig(
-        dataset=IN_MEMORY if loaded is None else loaded.name,
-        method=method,
-        network=network or OWN_NETWORK,
-        robustness=RobustnessSettings(**tables["robustness"]),
-        interval=interval,
-        training=TrainingSettings.from_dict(tables["training"]),
-        **source,
-        **tables["top"],
-    )
-
-
-def _difference(saved: RunConfig, given: RunConfig) -> str:
-    """Return what differs between two configurations, as it is saved."""
-    before, now = (_flat(asdict(config)) for config in (saved, given))
-    return ", ".join(f"{name} = {value}" for name, value in before.items() if now.get(name) != value)
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Return nested settings as one table."""
-    tables = [_flat(value) for value in values.values() if isinstance(value, dict)]
-    return {name: value for table in (values, *tables) for name, value in table.items() if not isinstance(value, dict)}
-
-
 def _claim(config: RunConfig, files: RunFolder, resume: bool) -> RunConfig:
     """Return the configuration to use: of a resumed run its own. Write `config.toml` into a new folder."""
     folder = files.path
@@ -383,6 +348,7 @@ def _model_record(job: _Job, folder: Path) -> dict[str, Any]:
         "classes": len(class_names),
         "class_names": class_names,
         "data": source,
+        **({"input_range": job.input_range} if job.has_range else {}),
         **({} if loaded is None or not loaded.preprocessing else {"preprocessing": loaded.preprocessing}),
         **({} if job.test_set is None else {"test_sha256": examples_digest(*job.test_set)}),
     }

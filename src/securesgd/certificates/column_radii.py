@@ -21,7 +21,7 @@ from securesgd.runtime.storage import write_whole
 
 Row = dict[str, Any]
 _SLACK, _SHARE_SLACK, _SMALLEST_SHARE = 2.0**-13, 2.0**-9, 1 / 128
-"""By how much a scaled box is wider, for what scaling rounds: absolute, relative; for shares of the box from here on."""
+"""By how much a scaled box is wider for what scaling rounds: absolute, relative; for shares of the box from here."""
 
 
 def table_schema(record: dict[str, Any]) -> Schema | None:

@@ -145,7 +145,12 @@ class CertifySettings:
         return {name: value for name, value in values.items() if name not in _ONLY_OF_INTERVALS}
 
 
-_ONLY_OF_INTERVALS = ("family", "bounds", "box", "box_in_units")  # smoothing is not named, so that records of earlier versions agree
+_ONLY_OF_INTERVALS = (
+    "family",
+    "bounds",
+    "box",
+    "box_in_units",
+)  # smoothing is not named, so that records of earlier versions agree
 _OF_INTERVALS = ("family", "norm", "radius", "tolerance", "input_range", "bounds", "box")
 
 

@@ -118,7 +118,7 @@ def certify(
             at_radii=parse_numbers("at-radii", at_radii), rules=[rule] if is_import_path(rule) else [], again=again,
             draws=draws, failure_prob=failure_prob, selection_draws=selection_draws, seed=seed, radius=radius,
             tolerance=tolerance, bounds=bounds, box=tuple(_words(box)) or None, on_progress=show,
-            **({"input_range": _parse_range(input_range)} if input_range else {}),
+            input_range=_parse_range(input_range) if input_range else loaded.input_range,
         )  # fmt: skip
     if not processes.is_first:
         return

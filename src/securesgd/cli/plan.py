@@ -3,6 +3,7 @@
 __all__ = ["plan"]
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -136,4 +137,8 @@ def _print_plan(result: "Plan", config: "RunConfig", shape: str) -> None:
             "examples, or a network with fewer weights (--network linear) would help.",
             soft_wrap=True,
         )
-    print(f"securesgd train --method {config.method} {result.settings}")
+    options = [] if config.dataset == _UNNAMED else ["--dataset", config.dataset]
+    for name in () if config.data is None else config.data.changed:
+        value = getattr(config.data, name)
+        options += ["--set", f"{name}={json.dumps(value) if isinstance(value, bool) else value}"]
+    print(f"securesgd train {shlex.join([*options, '--method', config.method])} {result.settings} --out runs/a")

@@ -45,14 +45,18 @@ class SourceData:
     split          how training and test examples were divided, in words that do not depend on the examples
     preprocessing  how another source is read the same way, as JSON; empty where nothing is to be known
     notes          lines for the person who holds the data; they depend on the examples and are not published
+    by_share       whether test examples are a share of all, so that their number tells that of the others
     """
 
     arrays: DataArrays
     split: str
+    by_share: bool = False
     preprocessing: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
+BY_SHARE = "a random"
+"""How the words of a split by a share begin."""
 _ORDER_SEED = 2016
 """Public, and the same for every source and run."""
 

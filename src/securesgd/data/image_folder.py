@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securesgd.data.arrays import SourceData, require_memory, split_apart, split_source
+from securesgd.data.arrays import BY_SHARE, SourceData, require_memory, split_apart, split_source
 from securesgd.data.image_files import ImageHeader, read_header, read_pixels
 from securesgd.data.image_reading import ImageReading
 from securesgd.data.problems import Problem, join_some, refuse_problems
@@ -76,7 +76,7 @@ def read_image_folder(
     splits = np.array([image.split for image in scan.images])
     if "all" in splits:
         is_test = split_apart(len(splits), settings.test_share, seed)
-        split = f"a random {settings.test_share:g} of the folder set apart for testing with the run's seed"
+        split = f"{BY_SHARE} {settings.test_share:g} of the folder set apart for testing with the run's seed"
     else:
         is_test = splits == "test"
         split = "the folder as test images" if test_only else "train/ and test/ of the folder"
@@ -89,7 +89,13 @@ def read_image_folder(
         resize=settings.size is not None,
         skip_bad=settings.skip_bad,
     )
-    return SourceData(arrays=arrays, split=split, preprocessing=reading.json(), notes=_notes(scan, reading))
+    return SourceData(
+        arrays=arrays,
+        split=split,
+        by_share=split.startswith(BY_SHARE),
+        preprocessing=reading.json(),
+        notes=_notes(scan, reading),
+    )
 
 
 def scan_image_folder(

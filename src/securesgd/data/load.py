@@ -3,7 +3,7 @@
 __all__ = ["LoadedData", "from_datasets", "load_data", "split_data"]
 
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ class LoadedData:
                 claim is add-or-remove-one, without those of training and holdout
     preprocessing   what `load_data` needs to read another source the same way, as JSON: features, scaling, classes in
                 their order, mode and size of images; empty for sources that are read as they are
+    settings    how it was read, if not by the defaults; by_share whether the test examples are a share of all, so that
+                their number tells that of the training examples
     notes       lines for the person who holds the data, of what was left out, resized, converted or clipped; they
                 depend on the examples and must not be published
     Training examples may be none, if only test examples were read with the preprocessing of a run.
@@ -59,6 +61,8 @@ class LoadedData:
     holdout_targets: Tensor | None
     source: dict[str, Any]
     preprocessing: dict[str, Any] = field(default_factory=dict)
+    settings: DataSettings | None = None
+    by_share: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -74,8 +78,6 @@ def split_data(
     split: str,
     holdout: int,
     seed: int,
-    preprocessing: dict[str, Any] | None = None,
-    notes: tuple[str, ...] = (),
 ) -> LoadedData:
     """Return the arrays as tensors, `holdout` random training examples set apart with `seed`; the others keep order.
 
@@ -108,8 +110,6 @@ def split_data(
             "seed": seed,
             "sizes": {"train": examples - holdout, "holdout": holdout, "test": len(arrays.test_inputs)},
         },
-        preprocessing=preprocessing or {},
-        notes=notes,
     )
 
 
@@ -226,13 +226,12 @@ def load_data(
                 f"unknown data set {name!r}: {nearest(name, CATALOG)}, a .npz file, a folder of images, a table "
                 "(.csv, .tsv, .parquet) or package.module:function"
             )
-    return split_data(
-        source.arrays,
-        name=name,
-        split=source.split,
-        holdout=holdout,
-        seed=seed,
+    loaded = split_data(source.arrays, name=name, split=source.split, holdout=holdout, seed=seed)
+    return replace(
+        loaded,
         preprocessing=source.preprocessing,
+        settings=settings if settings is not None and settings.changed else None,
+        by_share=source.by_share,
         notes=source.notes,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from securesgd.data.arrays import SourceData, require_memory, split_apart, split_source
+from securesgd.data.arrays import BY_SHARE, SourceData, require_memory, split_apart, split_source
 from securesgd.data.columns import Cells, Column, refuse_cells, scaled_numbers
 from securesgd.data.schema import EncodedRows, Schema
 from securesgd.data.settings import TABLE_SETTINGS, DataSettings
@@ -61,10 +61,14 @@ def read_table(
         is_test, split = np.ones(len(inputs), bool), "the table as test rows"
     else:
         is_test = split_apart(len(inputs), settings.test_share, seed)
-        split = f"a random {settings.test_share:g} of the rows set apart for testing with the run's seed"
+        split = f"{BY_SHARE} {settings.test_share:g} of the rows set apart for testing with the run's seed"
     arrays = split_source(inputs, targets, is_test, schema.classes, str(path))
     return SourceData(
-        arrays=arrays, split=split, preprocessing={"kind": "table", "schema": schema.json()}, notes=tuple(notes)
+        arrays=arrays,
+        split=split,
+        by_share=split.startswith(BY_SHARE),
+        preprocessing={"kind": "table", "schema": schema.json()},
+        notes=tuple(notes),
     )
 
 

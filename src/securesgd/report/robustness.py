@@ -60,7 +60,9 @@ def _column_rows(record: RunRecord, rows: list[dict[str, Any]]) -> list[dict[str
         return []
     ranges = {column.name: f"{column.minimum:g} to {column.maximum:g}" for column in schema.columns if column.numeric}
     radii = middle_radii(rows, schema)
-    return [{"name": name, "range": ranges[name], "radius": f"{round_down(radius):.4g}"} for name, radius in radii.items()]
+    return [
+        {"name": name, "range": ranges[name], "radius": f"{round_down(radius):.4g}"} for name, radius in radii.items()
+    ]
 
 
 def _family_words(stated: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Numbers shortened for people to read: a printed bound stays one, a printed epsilon is never below the computed one."""
+"""Numbers shortened for people to read: a printed bound stays one, no printed epsilon is below the computed one."""
 
 __all__ = ["round_down", "round_up"]
 

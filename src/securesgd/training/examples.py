@@ -1,6 +1,6 @@
 """The training examples as the loop sees them: a number of them, and the batch at given indices."""
 
-__all__ = ["Examples", "as_examples", "check_examples", "check_loss", "data_digest", "tensors_of"]
+__all__ = ["Examples", "as_examples", "check_examples", "check_loss", "check_range", "data_digest", "tensors_of"]
 
 import hashlib
 from collections.abc import Iterator
@@ -131,6 +131,25 @@ def check_examples(examples: Examples, model: nn.Module, *, labelled: bool) -> N
             _require_range(inputs, "token", vocabulary, start)
         if not inputs.is_floating_point():
             _require_outputs(model, inputs, start)
+
+
+def check_range(examples: Examples, input_range: tuple[float, float]) -> None:
+    """Return if all inputs are within a range: certificates are about inputs within it, and would refuse others.
+
+    As `check_examples`, it precedes the run. Raises: InvalidInputError naming the first example outside, with values.
+    """
+    low, high = input_range
+    for start, inputs, _ in _read_all(examples):
+        if not inputs.is_floating_point():
+            return
+        outside = ((inputs < low) | (inputs > high)).flatten(1).any(1).nonzero()
+        if len(outside):
+            row = int(outside[0])
+            raise InvalidInputError(
+                f"the input of example {start + row} has values from {inputs[row].min():g} to {inputs[row].max():g}; "
+                f"valid: {low:g} to {high:g}, so scale inputs there, not to mean 0, or say input_range=None if any "
+                "numbers are meant"
+            )
 
 
 def check_loss(examples: Examples, model: nn.Module, loss: Loss) -> None:
