@@ -9,6 +9,7 @@ import pytest
 
 from securesgd.baselines.adlm.budget import AdlmSettings
 from securesgd.config import RobustnessSettings, RunConfig
+from securesgd.data.settings import DataSettings
 from securesgd.models.interval_network import IntervalSettings
 from securesgd.training.settings import TrainingSettings
 
@@ -44,8 +45,11 @@ def test_the_api_page_is_that_of_the_docstrings():
     assert (ROOT / "docs" / "api.md").read_text() == namespace["page"]()
 
 
+TABLES = ("robustness", "adlm", "interval", "data", "training")
+
+
 def test_every_setting_is_on_the_page_of_settings():
     page = (ROOT / "docs" / "runs.md").read_text()
-    for table in (RunConfig, RobustnessSettings, TrainingSettings, AdlmSettings, IntervalSettings):
+    for table in (RunConfig, RobustnessSettings, TrainingSettings, AdlmSettings, IntervalSettings, DataSettings):
         for field in dataclasses.fields(table):
-            assert field.name in ("robustness", "adlm", "interval", "training") or f"`{field.name}`" in page, field.name
+            assert field.name in TABLES or f"`{field.name}`" in page, field.name

@@ -22,10 +22,11 @@ BLOCKS = {name: blocks(path) for name, path in PAGES.items()}
 
 # Commands are run as printed; these options come after the printed ones and replace them, so that it takes seconds.
 SMALL = {
-    "train": "--dataset digits --set steps=2 --set batch_size=32 --set copies=1 --set accountant=rdp",
+    "train": "--set steps=2 --set copies=1 --set accountant=rdp",
     "certify": "--draws 40 --selection-draws 10 --examples 6 --again",
     "attack": "--examples 2 --eot 1 --steps 2 --restarts 1 --draws 20 --certify-draws 20 --no-probes",
 }
+SMALL_DATA = "--dataset digits --set batch_size=32"  # unless the page has made the data itself
 MOST_SKIPPED = 5
 
 
@@ -56,6 +57,8 @@ def run_command(words: list[str], tiny_run: Path) -> None:
             if name != "train" and re.fullmatch(r"runs/[\w-]+", word) and not Path(word).exists():
                 shutil.copytree(tiny_run, word)
         small = [] if "--resume" in options else shlex.split(SMALL.get(name, ""))
+        if name == "train" and small and not any(Path(word).exists() for word in options):
+            small += shlex.split(SMALL_DATA)
         result = run_here(name, *options, *small)
         assert result.returncode == 0, f"{shlex.join(words)}: {result.stderr}"
 

@@ -139,7 +139,7 @@ def test_train_command(tmp_path):
     )
     assert first.returncode == 0, first.stderr
     assert "differentially private" in first.stdout
-    assert "297 test images" in first.stdout
+    assert "297 test examples" in first.stdout
     again = run_here("train", "--out", folder, "--resume", "--json")
     assert json.loads(again.stdout)["statement"]["accounted_epsilon"] <= 6
     for arguments, message in (

@@ -50,8 +50,7 @@ def load_run_data(folder: Path, config: RunConfig, record: dict[str, Any]) -> Lo
 
 def load_other_data(dataset: str, record: dict[str, Any]) -> LoadedData:
     """Return other data than a run's own, preprocessed as in its training: scaling, sizes, classes and their order."""
-    preprocessing = None if dataset in CATALOG or is_import_path(dataset) else record.get("preprocessing")
-    return load_data(dataset, preprocessing=preprocessing)
+    return load_data(dataset, preprocessing=record.get("preprocessing"))
 
 
 def keep_data_path(folder: Path, dataset: str) -> None:

@@ -102,7 +102,10 @@ def test_data_that_do_not_fit_the_model_are_refused(tmp_path):
     train_run(run_config(str(data), "sgd", steps=2, batch_size=8), folder)
     assert run_here("attack", str(folder), "--attack", "fgsm").returncode == 0
     write(12)
-    result = run_here("attack", str(folder), "--attack", "fgsm")
+    changed = run_here("attack", str(folder), "--attack", "fgsm")
+    assert changed.returncode == 2
+    assert "has other test examples than when" in changed.stderr
+    result = run_here("attack", str(folder), "--attack", "fgsm", "--dataset", str(data))
     assert result.returncode == 2
     assert "test inputs have shape [1, 12, 12]; valid: [1, 8, 8]" in result.stderr
     assert result.stderr.count("\n") == 1

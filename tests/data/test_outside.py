@@ -89,7 +89,7 @@ def test_training_on_a_data_set_from_outside(name, added, tmp_path):
     options = [word for setting in settings for word in ("--set", setting)]
     result = run_here("train", "--dataset", name, "--method", "dpsgd", "--epsilon", "8", *options, "--out", out)
     assert result.returncode == 0, result.stderr
-    assert "on 20 test images" in result.stdout
+    assert "on 20 test examples" in result.stdout
     assert name in (out / "config.toml").read_text()
     page = run_here("report", out)
     assert page.returncode == 0, page.stderr

@@ -120,7 +120,7 @@ def test_calibration_to_the_smallest_numbers_answers_or_refuses(epsilon, delta, 
 
 
 def test_a_training_that_fails_unexpectedly_before_its_first_release_leaves_nothing(tmp_path, monkeypatch):
-    def fail(*arguments):
+    def fail(*arguments, **options):
         raise OverflowError("of some library")
 
     monkeypatch.setattr("securesgd.run_training._train_job", fail)

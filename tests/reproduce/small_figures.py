@@ -31,9 +31,9 @@ def certified(grid, robust_epsilon):
     return small(grid, lines=chosen, common=COMMON | {"budgets": "0.02 0.1"})
 
 
-def quickly_accounted(dataset, method):
+def quickly_accounted(dataset, method, **fit):
     """The preset with the accountant that calibrates in milliseconds."""
-    values = preset(dataset, method)
+    values = preset(dataset, method, **fit)
     values["training"]["accountant"] = "rdp"
     return values
 

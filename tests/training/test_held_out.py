@@ -46,7 +46,7 @@ def test_twenty_lines_without_a_callback_then_the_test_set(whole):
     assert [line["step"] for line in looks] == list(range(2, STEPS + 1, 2))
     assert all(line.keys() == {"step", "epsilon", "held_out_accuracy", "held_out_images"} for line in looks)
     assert {line["held_out_images"] for line in looks} == {50}
-    assert last.keys() == {"step", "epsilon", "test_accuracy", "test_images"}
+    assert last.keys() == {"step", "epsilon", "test_accuracy", "test_images", "test_balance"}
     assert last["step"] == STEPS
     epsilons = [line["epsilon"] for line in looks]
     assert epsilons == sorted(epsilons)
