@@ -162,7 +162,7 @@ def plan_run(
 def measured_seconds(
     config: RunConfig, training: TrainingSettings, input_shape: tuple[int, ...], classes: int
 ) -> float:
-    """Return the seconds that one step of training takes on this machine: the median of a few with random data."""
+    """Return the seconds that one step of training takes on this machine: the mean of a few with random data."""
     model = build_model(config, input_shape, classes)
     generator = torch.Generator().manual_seed(0)
     count = 2 * training.batch_size
@@ -184,7 +184,7 @@ def measured_seconds(
             loss=model.loss if isinstance(model, IntervalNetwork) else per_example_cross_entropy,
             on_step=note,
         )  # fmt: skip
-    return float(np.median(np.diff(times)))
+    return float(np.mean(np.diff(times)))
 
 
 def _around(chosen: int, most: int | None = None) -> list[int]:
