@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from securesgd.certificates.record import Certificates, CertifySettings
     from securesgd.certificates.verify import CertifiedClassifier, verify
     from securesgd.data.load import LoadedData, load_data
+    from securesgd.data.settings import DataSettings
     from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError, SecureSGDError
     from securesgd.models.interval_network import IntervalNetwork
     from securesgd.models.networks import network
@@ -34,6 +35,7 @@ __all__ = [
     "CertifiedClassifier",
     "CertifySettings",
     "DamagedFileError",
+    "DataSettings",
     "Evaluation",
     "HeterogeneousGaussianMechanism",
     "IntervalNetwork",
@@ -63,6 +65,7 @@ _MODULES = {
     "CertifiedClassifier": "certificates.verify",
     "CertifySettings": "certificates.record",
     "DamagedFileError": "errors",
+    "DataSettings": "data.settings",
     "Evaluation": "attacks.evaluate",
     "HeterogeneousGaussianMechanism": "privacy.mechanism",
     "InvalidInputError": "errors",

@@ -1,4 +1,4 @@
-"""The root that every command is registered with, and option values that are more than one number or word."""
+"""What commands share: the root they are registered with, options, option values, and the words about an accuracy."""
 
 __all__ = [
     "Dataset",
@@ -12,15 +12,21 @@ __all__ = [
     "app",
     "parse_numbers",
     "parse_settings",
+    "print_balance",
 ]
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from securesgd import __version__
 from securesgd.errors import InvalidInputError
 from securesgd.runtime.storage import parse_json
+
+if TYPE_CHECKING:
+    from securesgd.theory.class_balance import ClassBalance
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -96,3 +102,13 @@ def parse_numbers(name: str, text: str) -> list[float]:
     if len(values) > _MOST_NUMBERS:
         raise InvalidInputError(f"--{name} has {len(values):,} numbers; valid: at most {_MOST_NUMBERS:,}")
     return values
+
+
+def print_balance(balance: "ClassBalance", class_names: Sequence[str], about: str = "") -> None:
+    """Print what an accuracy is worth: that of always giving one answer, recall by class, and a warning in red."""
+    from securesgd.theory.class_balance import WARNING
+
+    console = Console(highlight=False)
+    for number, line in enumerate(balance.lines(class_names)):
+        style = "bold red" if line.startswith(WARNING) else None
+        console.print(about + line if number == 0 else line, style=style, markup=False, soft_wrap=True)

@@ -15,8 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from securesgd.attacks.settings import ATTACKS, PAPER_ATTACKS, AttackSettings, attack_grid
-from securesgd.cli.app import Dataset, Device, Network, app, parse_numbers
-from securesgd.cli.certify import print_balance
+from securesgd.cli.app import Dataset, Device, Network, app, parse_numbers, print_balance
 from securesgd.cli.progress import progress_bar
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """`securesgd certify`: a proven radius for every test example of a run."""
 
-__all__ = ["certify", "print_balance"]
+__all__ = ["certify"]
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from securesgd.cli.app import Dataset, Device, Network, app, parse_numbers
+from securesgd.cli.app import Dataset, Device, Network, app, parse_numbers, print_balance
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, nearest, printable
 from securesgd.runtime.import_path import is_import_path
@@ -20,7 +20,6 @@ from securesgd.runtime.run_folder import CERTIFICATES, COLUMN_RADII
 
 if TYPE_CHECKING:
     from securesgd.run import Run
-    from securesgd.theory.class_balance import ClassBalance
 
 
 _EXAMPLES = """Examples:
@@ -198,16 +197,6 @@ def _print_columns(rows: list[dict[str, Any]], record: dict[str, Any]) -> None:
     print(f"in the units of the columns, half of the right predictions are proven for ({together}; {COLUMN_RADII}):")
     for name, radius in middle_radii(rows, schema).items():
         print(f"  {printable(name)}: {round_down(radius):.4g}")
-
-
-def print_balance(balance: "ClassBalance", class_names: Sequence[str], about: str = "") -> None:
-    """Print what an accuracy is worth: that of always giving one answer, recall by class, and a warning in red."""
-    from securesgd.theory.class_balance import WARNING
-
-    console = Console(highlight=False)
-    for number, line in enumerate(balance.lines(class_names)):
-        style = "bold red" if line.startswith(WARNING) else None
-        console.print(about + line if number == 0 else line, style=style, markup=False, soft_wrap=True)
 
 
 def _print_summary(key: str, summary: dict[str, Any], rule: str, *, without_noise: bool) -> None:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import DownloadColumn
 from rich.table import Table
 
-from securesgd.cli.app import app
+from securesgd.cli.app import Resize, Schema, SkipBad, Target, app
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import printable
 
@@ -70,15 +70,11 @@ def data_fetch(
 @data_app.command("check", epilog="Example: securesgd data check people.csv --target diagnosis")
 def data_check(
     path: Annotated[Path, typer.Argument(help="A folder of images by class, or a table: .csv, .tsv or .parquet.")],
-    target: Annotated[str | None, typer.Option(help="Of a table: the column of the class.")] = None,
-    schema: Annotated[
-        str | None, typer.Option(help="Of a table: its schema; NAME.schema.toml or schema.toml beside it if not given.")
-    ] = None,
+    target: Target = None,
+    schema: Schema = None,
     test: Annotated[str | None, typer.Option(help="Of a table: another file with the test rows.")] = None,
-    resize: Annotated[str | None, typer.Option(help="Of a folder: WIDTHxHEIGHT that images get, like 64x64.")] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Of a folder: files that cannot be used are left out.")
-    ] = False,
+    resize: Resize = None,
+    skip_bad: SkipBad = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object for a script.")] = False,
 ) -> None:
     """Look at every file of your own data and print all problems at once.

@@ -10,8 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from securesgd.cli.app import app
-from securesgd.cli.certify import print_balance
+from securesgd.cli.app import app, print_balance
 from securesgd.cli.noise import DEFAULT_DELTA, print_noise_table
 from securesgd.cli.progress import progress_bar
 from securesgd.cli.train import training_progress

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from securesgd.cli.app import Device, Interrupted, Resize, Schema, SkipBad, Target, app, parse_settings
-from securesgd.cli.certify import print_balance
+from securesgd.cli.app import Device, Interrupted, Resize, Schema, SkipBad, Target, app, parse_settings, print_balance
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, printable
 from securesgd.runtime.run_folder import RunFolder
