@@ -44,7 +44,7 @@ from securesgd.runtime.tensors import load_tensors
 from securesgd.theory.class_balance import class_balance
 from securesgd.training.examples import as_examples, check_range, tensors_of
 from securesgd.training.held_out import HeldOutMetrics
-from securesgd.training.loop import StepReport, per_example_cross_entropy
+from securesgd.training.loop import StepReport, per_example_cross_entropy, remember_weights
 from securesgd.training.loop import train as train_model
 from securesgd.training.optimizer import OptimizerFactory, SchedulerFactory
 
@@ -208,6 +208,7 @@ def _run_job(
         if files.complete:
             read_model_record(folder)  # raises if config.toml is not the one of the training
             job.model.load_state_dict(load_tensors(files.model).tensors)
+            remember_weights(job.model, job.examples)
             run = Run(folder, config, job.model, job.loaded)
             run.require_own_model()
             run.privacy  # noqa: B018 - raises if the ledger is gone or not that of the weights
