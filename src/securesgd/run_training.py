@@ -21,6 +21,7 @@ from securesgd.build import (
     redistribution_release,
     structure_digest,
 )
+from securesgd.certificates.column_radii import require_all_features
 from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.clipping.slow_path import Loss
 from securesgd.config import IN_MEMORY, RunConfig, saved_config
@@ -225,6 +226,8 @@ def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any]
     config, model, folder = job.config, job.model, files.path
     if job.test_set is not None:
         _require_like_training(job.test_set[0], job.examples)
+    if job.has_range and job.loaded is not None and job.loaded.preprocessing.get("kind") == "table":
+        require_all_features(job.input_range)
     if job.has_range and job.input_range is not None:
         for examples in (job.examples, job.test_set):
             if examples is not None:
