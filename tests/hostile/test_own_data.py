@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from decimal import Context, Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ from torch import nn
 import securesgd as ss
 from securesgd.certificates.column_radii import scaled_box
 from securesgd.certificates.record import CertifySettings
+from securesgd.config import run_config
 from securesgd.data.columns import Column
 from securesgd.data.schema import Schema
 from securesgd.errors import InvalidInputError
+from securesgd.planning import plan_run
 from securesgd.report.page import report
 
 SMALL = {
@@ -118,8 +122,6 @@ def test_a_share_of_a_box_that_rounding_exceeds_is_not_proven(run):
 )
 def test_a_column_moved_by_its_radius_as_text_stays_within_it(minimum, maximum):
     """Values at the bounds and between floats, written with all their digits: the text is what the person means."""
-    from fractions import Fraction
-
     column = Column(name="x", minimum=minimum, maximum=maximum)
     schema = Schema(target="y", classes=("a", "b"), columns=(column,))
     rng, low, high = np.random.default_rng(0), Fraction(column.minimum), Fraction(column.maximum)
@@ -131,9 +133,30 @@ def test_a_column_moved_by_its_radius_as_text_stays_within_it(minimum, maximum):
         assert np.abs(first.astype(np.float64) - second.astype(np.float64)).max() <= radius
 
 
+def test_a_plan_without_a_public_number_of_examples_does_not_depend_on_it():
+    config = run_config("data.npz", "dpsgd", fit_to=(400, (3,)), population=1000)
+    plans = [plan_run(config, examples, (3,), 2, steps=[20], timed=False) for examples in (400, 401)]
+    assert plans[0].rows == plans[1].rows
+    assert plans[0].settings == plans[1].settings
+    assert "--set population=1000" in plans[0].settings  # without it, train would make another claim
+    by_rate = run_config("data.npz", "dpsgd", fit_to=(400, (3,)), sampling_rate=0.1)
+    plans = [plan_run(by_rate, examples, (3,), 2, steps=[20], timed=False) for examples in (400, 401)]
+    assert plans[0].rows == plans[1].rows
+    assert "--set sampling_rate=0.1" in plans[0].settings
+
+
+def test_a_share_set_apart_by_a_function_tells_the_number_of_examples_too(table, tmp_path, monkeypatch):
+    (tmp_path / "hidden_share.py").write_text(
+        f"from securesgd import load_data\ndef people():\n    return load_data({str(table)!r})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = SMALL | {"population": 1000}
+    with pytest.raises(InvalidInputError, match="the test examples are a share of all"):
+        ss.train(network(), ss.load_data("hidden_share:people"), out=tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
 def _digits(value):
     """Return a number as text, to within far less than any float can tell apart."""
-    from decimal import Context, Decimal
-
     context = Context(prec=60, Emin=-999_999, Emax=999_999)
     return str(context.divide(Decimal(value.numerator), Decimal(value.denominator)))
