@@ -68,6 +68,9 @@ class Plan:
     examples: int
     weights: int
     """Trained parameters of the network."""
+    population: int | None
+    sampling_rate: float | None
+    """What the configuration gives in place of the number of examples, which is then not public."""
     rows: tuple[PlanRow, ...]
     suggested: PlanRow
 
@@ -75,10 +78,11 @@ class Plan:
     def settings(self) -> str:
         """The options of `securesgd train` that ask for the suggested row."""
         row = self.suggested
-        return (
-            f"--epsilon {self.epsilon:g} --delta {self.delta:g} --set batch_size={row.batch_size} "
-            f"--set steps={row.steps}"
-        )
+        words = f"--epsilon {self.epsilon:g} --delta {self.delta:g} --set batch_size={row.batch_size} "
+        words += f"--set steps={row.steps}"
+        for name in ("population", "sampling_rate"):  # without it, the claim would be another one
+            words += "" if getattr(self, name) is None else f" --set {name}={getattr(self, name)}"
+        return words
 
     def json(self) -> dict[str, Any]:
         """Return the plan as JSON holds it."""
@@ -103,7 +107,8 @@ def plan_run(
 ) -> Plan:
     """Return what the budget of a configuration buys for so many examples: a row per batch size and number of steps.
 
-    Guarantee: the noise multipliers are those that training would use, by the same calibration.
+    Guarantee: the noise multipliers are those that training would use, by the same calibration. If the number of
+    examples is not public (a sampling rate or a population is given), no row depends on it.
     Raises: InvalidInputError for a method without privacy, no epsilon, or batches larger than the data; PrivacyError.
 
     Without `batch_sizes` and `steps`, those of the configuration and some on either side. Minutes are of a few steps
@@ -113,7 +118,8 @@ def plan_run(
     if not method(config.method).private or training.epsilon is None:
         raise InvalidInputError(f"method is {config.method} with epsilon {training.epsilon}; valid: a private method")
     validate_count("examples", examples, at_least=2)
-    batches, lengths = batch_sizes or _around(training.batch_size, examples), steps or _around(training.steps)
+    most = training.population if training.adjacency == "add-or-remove-one" else examples
+    batches, lengths = batch_sizes or _around(training.batch_size, most), steps or _around(training.steps)
     if len(batches) * len(lengths) > _MOST_CELLS:
         raise InvalidInputError(f"{len(batches) * len(lengths)} rows are asked for; valid: at most {_MOST_CELLS}")
     model = build_model(config, input_shape, classes)
@@ -154,6 +160,8 @@ def plan_run(
         delta=training.delta,
         examples=examples,
         weights=weights,
+        population=training.population,
+        sampling_rate=training.sampling_rate,
         rows=tuple(rows),
         suggested=_suggested(rows, training),
     )

@@ -24,7 +24,12 @@ from securesgd.attacks.objective import evaluation_mode
 from securesgd.attacks.settings import AttackFunction, attack_grid
 from securesgd.build import NetworkSource, build_trained_model, require_same_outputs, structure_digest
 from securesgd.certificates.certify import certify
-from securesgd.certificates.column_radii import scaled_box, table_schema, write_column_radii
+from securesgd.certificates.column_radii import (
+    require_all_features,
+    scaled_box,
+    table_schema,
+    write_column_radii,
+)
 from securesgd.certificates.intervals import has_interval_bounds
 from securesgd.certificates.record import CertifySettings
 from securesgd.certificates.rules import INTERVAL, record_key
@@ -162,9 +167,13 @@ class Run:
         own_norm = "linf" if settings.for_model(self.model).family == INTERVAL else self.config.robustness.norm
         chosen = [norms] if isinstance(norms, str) else list(norms or [own_norm])
         schema = table_schema(self.record)
-        if schema is not None and changes.get("box") is not None:
-            changes |= {"box": scaled_box(changes["box"], schema), "box_in_units": changes["box"]}
         settings = settings.with_changes(**{"norm": chosen[0]} | changes)
+        if settings.box_in_units is not None:
+            raise InvalidInputError("box_in_units is given; valid: box, which is in the units of a table's columns")
+        if schema is not None:
+            require_all_features(settings.input_range)
+        if schema is not None and settings.box is not None:
+            settings = replace(settings, box=scaled_box(settings.box, schema), box_in_units=settings.box)
         certificates = certify_run(
             self.path, self.model, inputs, targets, chosen, settings,
             examples=examples, at_radii=at_radii, rules=rules, again=again, on_progress=on_progress,

@@ -21,6 +21,7 @@ from securesgd.build import (
     redistribution_release,
     structure_digest,
 )
+from securesgd.certificates.column_radii import require_all_features
 from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.clipping.slow_path import Loss
 from securesgd.config import IN_MEMORY, RunConfig, saved_config
@@ -44,7 +45,7 @@ from securesgd.runtime.tensors import load_tensors
 from securesgd.theory.class_balance import class_balance
 from securesgd.training.examples import as_examples, check_range, tensors_of
 from securesgd.training.held_out import HeldOutMetrics
-from securesgd.training.loop import StepReport, per_example_cross_entropy
+from securesgd.training.loop import StepReport, per_example_cross_entropy, remember_weights
 from securesgd.training.loop import train as train_model
 from securesgd.training.optimizer import OptimizerFactory, SchedulerFactory
 
@@ -208,6 +209,7 @@ def _run_job(
         if files.complete:
             read_model_record(folder)  # raises if config.toml is not the one of the training
             job.model.load_state_dict(load_tensors(files.model).tensors)
+            remember_weights(job.model, job.examples)
             run = Run(folder, config, job.model, job.loaded)
             run.require_own_model()
             run.privacy  # noqa: B018 - raises if the ledger is gone or not that of the weights
@@ -224,6 +226,8 @@ def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any]
     config, model, folder = job.config, job.model, files.path
     if job.test_set is not None:
         _require_like_training(job.test_set[0], job.examples)
+    if job.has_range and job.loaded is not None and job.loaded.preprocessing.get("kind") == "table":
+        require_all_features(job.input_range)
     if job.has_range and job.input_range is not None:
         for examples in (job.examples, job.test_set):
             if examples is not None:

@@ -1,6 +1,6 @@
 """A box for tables: how far each column of an input may be off, absolute or as a share of its value."""
 
-__all__ = ["half_widths", "require_box"]
+__all__ = ["SMALLEST_SHARE", "half_widths", "require_box"]
 
 import math
 
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from securesgd.errors import InvalidInputError
 
+SMALLEST_SHARE = 0.01
+"""Of a box in the units of a table's columns: what scaling rounds is allowed for in shares from here on."""
 _VALID = "a number >= 0 such as 5 or 0, or a share of the value such as 10%"
 
 

@@ -4,7 +4,15 @@ A network that was trained on a table sees features in [0, 1], scaled by the pub
 proven for those. No torch.
 """
 
-__all__ = ["column_radii", "middle_radii", "scaled_box", "table_schema", "write_column_radii"]
+__all__ = [
+    "column_radii",
+    "column_radii_table",
+    "middle_radii",
+    "require_all_features",
+    "scaled_box",
+    "table_schema",
+    "write_column_radii",
+]
 
 import csv
 import io
@@ -20,6 +28,7 @@ from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.runtime.storage import write_whole
 
 Row = dict[str, Any]
+_SMALLEST_PERCENTAGE = 1
 _SLACK, _SHARE_SLACK, _SMALLEST_SHARE = 2.0**-13, 2.0**-9, 1 / 128
 """By how much a scaled box is wider for what scaling rounds: absolute, relative; for shares of the box from here."""
 
@@ -55,7 +64,12 @@ def middle_radii(rows: Sequence[Row], schema: Schema) -> dict[str, float]:
 
 
 def write_column_radii(path: Path, rows: Sequence[Row], schema: Schema) -> None:
-    """Write a table with a row for each certificate: its example, and how far each column may move.
+    """Write `column_radii_table` to a file."""
+    write_whole(path, column_radii_table(rows, schema).encode())
+
+
+def column_radii_table(rows: Sequence[Row], schema: Schema) -> str:
+    """Return a table with a row for each certificate: its example, and how far each column may move.
 
     Certificates for a box of the user's own have radii that are shares of it, and are left out.
     """
@@ -65,17 +79,28 @@ def write_column_radii(path: Path, rows: Sequence[Row], schema: Schema) -> None:
     for row in rows:
         if row["norm"] != "box":
             family = INTERVAL if record_key(row) == INTERVAL else "smoothing"
-            table.writerow([family, row["norm"], row["index"], *map(repr, column_radii(row, schema).values())])
-    write_whole(path, text.getvalue().encode())
+            table.writerow([family, row["norm"], int(row["index"]), *map(repr, column_radii(row, schema).values())])
+    return text.getvalue()
+
+
+def require_all_features(input_range: tuple[float, float] | None) -> None:
+    """Raise InvalidInputError unless every row of a table is inside a range of inputs.
+
+    An interval proof speaks of changes inside the range. Columns may move by their radius from wherever they are, and
+    their features are anywhere from 0 to 1.
+    """
+    if input_range is not None and not (input_range[0] <= 0 and input_range[1] >= 1):
+        low, high = input_range
+        raise InvalidInputError(f"input_range is {low:g},{high:g}; valid for a table, whose features are 0 to 1: 0,1")
 
 
 def scaled_box(box: Sequence[str], schema: Schema) -> tuple[str, ...]:
     """Return a box for the features from one for the columns in their own units, wider by what scaling rounds.
 
     Guarantee: rows that differ by at most a share of `box`, a share from 0.01 on, have features that differ by at most
-    that share of the result (for a percentage that is at least 1%).
+    that share of the result.
     `box` has a text for each used column: 5 for a change by 5; 10% for a tenth of the value, only if the minimum of the
-    column is 0; 0 for a column that stays, as categories must.
+    column is 0, and at least 1%; 0 for a column that stays, as categories must.
     Raises: InvalidInputError if it has not.
     """
     columns = schema.used_columns
@@ -96,6 +121,8 @@ def scaled_box(box: Sequence[str], schema: Schema) -> tuple[str, ...]:
                 "share needs a minimum of 0"
             )
         width = _number(text.strip().removesuffix("%"), column.name)
+        if share and 0 < width < _SMALLEST_PERCENTAGE:
+            raise InvalidInputError(f"box has {text!r} for {column.name!r}; valid: 0, or a percentage from 1% on")
         if share:  # float32 rounds by 2^-24 of the value
             scaled = width * (1 + _SHARE_SLACK)
         else:  # two roundings of at most 1 to float32, and of the values as written to float64

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from securesgd.certificates.box import half_widths
+from securesgd.certificates.box import SMALLEST_SHARE, half_widths
 from securesgd.certificates.interval.radius import interval_radii, proven_at
 from securesgd.certificates.parts import gather
 from securesgd.certificates.record import Certificates, CertifySettings
@@ -67,6 +67,8 @@ def certify_by_intervals(
     share = np.array_split(np.arange(len(inputs)), processes.count)[processes.rank]
     parts = gather([processes.together(lambda: _columns(model, inputs[share], settings, on_progress))], processes)
     prediction, by_boxes, by_lines, answer = (np.concatenate([part[i] for part in parts]) for i in range(4))
+    if settings.box_in_units is not None:  # a smaller share of the box is less than what scaling the columns may round
+        by_boxes, by_lines = (np.where(radii < SMALLEST_SHARE, 0.0, radii) for radii in (by_boxes, by_lines))
     tight, count = np.maximum(by_boxes, by_lines), len(inputs)
     return Certificates(
         settings=settings,

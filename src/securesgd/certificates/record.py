@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from securesgd.certificates.box import require_box
+from securesgd.certificates.box import SMALLEST_SHARE, require_box
 from securesgd.certificates.rules import FAMILIES, INTERVAL, SMOOTHING, certificate_rules
 from securesgd.certificates.sensitivity import model_sensitivity, published_whitened_sensitivity
 from securesgd.errors import InvalidInputError, nearest
@@ -109,6 +109,13 @@ class CertifySettings:
             require_box(self.box)
         if self.box_in_units is not None:
             require_box(self.box_in_units)
+            if self.box is None:
+                raise InvalidInputError("box_in_units is given without box; valid: both, as run.certify(box=…) has it")
+            if self.radius is not None and 0 < self.radius < SMALLEST_SHARE:
+                raise InvalidInputError(
+                    f"radius is {self.radius:g}; valid for a box in the units of columns: a share from "
+                    f"{SMALLEST_SHARE:g} on, since values are rounded when they are scaled"
+                )
 
     def for_model(self, model: nn.Module) -> "CertifySettings":
         """Return these settings with a family: the given one, else smoothing for a noisy network, interval for others.

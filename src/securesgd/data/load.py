@@ -216,8 +216,8 @@ def load_data(
             source = read_image_folder(path, settings, preprocessing, seed)
         elif is_import_path(name_or_path):
             (settings or DataSettings()).require_only((), f"{name} is a function")
-            arrays = _function_arrays(load_function(name, "the data set"), name)
-            source = SourceData(arrays=arrays, split=_AS_GIVEN)
+            arrays, by_share = _function_arrays(load_function(name, "the data set"), name)
+            source = SourceData(arrays=arrays, split=_AS_GIVEN, by_share=by_share)
         elif is_table(path):
             _require_kind(preprocessing, "table", f"{path} is a table")
             source = read_table(path, settings, preprocessing, seed)
@@ -255,7 +255,7 @@ def _catalog_arrays(dataset: DataSet, folder: AnyPath | None, download: bool, pr
     if dataset.function is not None:
         path = dataset.function
         function = load_function(path, f"the data set {dataset.name}:") if isinstance(path, str) else path
-        arrays = _function_arrays(function, dataset.name, dataset.class_names)
+        arrays, _ = _function_arrays(function, dataset.name, dataset.class_names)  # of a number that its row states
         stated = (dataset.input_shape, dataset.train_size, dataset.test_size)
         actual = (arrays.train_inputs.shape[1:], len(arrays.train_inputs), len(arrays.test_inputs))
         if stated != actual:
@@ -275,8 +275,10 @@ def _catalog_arrays(dataset: DataSet, folder: AnyPath | None, download: bool, pr
     return read_files(dataset, location.folder)
 
 
-def _function_arrays(function: Callable[[], Any], name: str, classes: Sequence[str] | None = None) -> DataArrays:
-    """Return what a user's function returns, validated like the arrays of a .npz file."""
+def _function_arrays(
+    function: Callable[[], Any], name: str, classes: Sequence[str] | None = None
+) -> tuple[DataArrays, bool]:
+    """Return what a user's function returns, validated like a .npz file, and whether its test set is a share of all."""
     try:
         result = function()
     except SecureSGDError:
@@ -291,12 +293,14 @@ def _function_arrays(function: Callable[[], Any], name: str, classes: Sequence[s
                 "holdout sets some apart"
             )
         train, test = (result.train_inputs, result.train_targets), (result.test_inputs, result.test_targets)
-        return validate_arrays(_as_arrays(train), _as_arrays(test), classes or result.class_names, name)
+        return validate_arrays(
+            _as_arrays(train), _as_arrays(test), classes or result.class_names, name
+        ), result.by_share
     parts = tuple(result) if isinstance(result, tuple | list) else ()
     if len(parts) == 4:
-        return validate_arrays(_as_arrays(parts[:2]), _as_arrays(parts[2:]), classes, name)
+        return validate_arrays(_as_arrays(parts[:2]), _as_arrays(parts[2:]), classes, name), False
     if len(parts) == 2 and all(hasattr(part, "__getitem__") and not isinstance(part, tuple) for part in parts):
-        return validate_arrays(_stack_items(parts[0], "train"), _stack_items(parts[1], "test"), classes, name)
+        return validate_arrays(_stack_items(parts[0], "train"), _stack_items(parts[1], "test"), classes, name), False
     kinds = f"{type(result).__name__} of {len(parts)}" if parts else type(result).__name__
     raise InvalidInputError(
         f"the data set {name}: its function returned a {kinds}; valid: x_train, y_train, x_test, y_test, or two torch "

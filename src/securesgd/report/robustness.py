@@ -4,12 +4,12 @@ __all__ = ["attack_rows", "attack_warnings", "certificate_tables", "no_certifica
 
 from typing import Any
 
-from securesgd.certificates.column_radii import middle_radii, table_schema
+from securesgd.certificates.column_radii import column_radii_table, middle_radii, table_schema
 from securesgd.certificates.rules import INTERVAL, caveat_in, record_key
 from securesgd.certificates.summary import certified_summary, record_in_words
 from securesgd.report.run_record import RunRecord, is_noisy
 from securesgd.runtime import run_folder as names
-from securesgd.runtime.storage import read_json
+from securesgd.runtime.storage import read_bytes, read_json
 from securesgd.theory.rounding import round_down
 
 _AS_STORED = (
@@ -57,6 +57,15 @@ def _column_rows(record: RunRecord, rows: list[dict[str, Any]]) -> list[dict[str
     """Return, of a run on a table, what half of the right predictions are proven for, in the unit of each column."""
     schema = table_schema(record.model or {})
     if schema is None or rows[0]["norm"] == "box":
+        return []
+    path = record.folder / names.COLUMN_RADII
+    stated = read_bytes(path).decode(errors="replace") if path.exists() else ""
+    if sorted(stated.splitlines()) != sorted(column_radii_table(record.certificates, schema).splitlines()):
+        line = (
+            f"{names.COLUMN_RADII} is not that of {names.CERTIFICATES} and the bounds in {names.MODEL}: certify again"
+        )
+        if line not in record.missing:
+            record.missing.append(line)
         return []
     ranges = {column.name: f"{column.minimum:g} to {column.maximum:g}" for column in schema.columns if column.numeric}
     radii = middle_radii(rows, schema)

@@ -11,10 +11,11 @@
     local.json              where the user's own data are on this machine; no part of the claim
     model.json              network, data and privacy statement; written last, so that it says the run is finished
 
-Order at the start: secret, ledger (header only), checkpoint of step 0; then steps are reserved and run. So whenever a
-step may have been released, there is a checkpoint at or before it and the secret to run it again identically; and a
-folder with a checkpoint but no ledger has lost it. Order at the end: weights, then secret and checkpoint go, then the
-records. `certify`, `attack` and `report` add their files later.
+Order at the start: ledger (header only; who creates it holds it, so that one process alone chooses the key), secret,
+checkpoint of step 0; then steps are reserved and run. So whenever a step may have been released, there is a checkpoint
+at or before it and the secret to run it again identically; and a folder with a checkpoint but no ledger has lost it.
+Order at the end: weights, then secret and checkpoint go, then the records. `certify`, `attack` and `report` add their
+files later.
 
 A run may be ended at any checkpoint. Its state is a function of the releases of its first steps, all in the ledger, so
 the weights of a run that is finished early are covered by the lines that are there. Nothing more is revealed if a copy

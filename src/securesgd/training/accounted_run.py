@@ -50,7 +50,7 @@ class AccountedRun:
     def start(
         cls, files: RunFolder, fingerprint: ResumeFingerprint, initial: Checkpoint, data_digest: str
     ) -> "AccountedRun":
-        """Return a new run: calibrated noise, secret key and step-0 checkpoint on disk, an empty ledger."""
+        """Return a new run: calibrated noise, an empty ledger, secret key and step-0 checkpoint on disk."""
         settings, release, examples = fingerprint.settings, fingerprint.one_off_release, fingerprint.examples
         rate = settings.rate(examples)
         noise = noise_multiplier_of(settings, rate, release)
@@ -69,7 +69,6 @@ class AccountedRun:
         begin = Checkpoint(initial.tensors, record)
         if files.ledger.exists():
             _remove_unused_ledger(files)
-        files.write_secret(randomness, data_digest)
         # No target holds for a run that also releases something without protection; its statement says so.
         unprotected = release is not None and isinstance(release.event, UnprotectedRelease)
         ledger = Ledger.create(
@@ -82,7 +81,8 @@ class AccountedRun:
             adjacency=settings.adjacency,
             noise=_noise_scheme(fingerprint, noise) if noise else None,
         )
-        try:
+        try:  # the ledger is ours alone now: another process that starts at the same moment writes no other key
+            files.write_secret(randomness, data_digest)
             files.save(begin)
         except BaseException:
             ledger.close()
@@ -111,6 +111,8 @@ class AccountedRun:
             )
         ledger = Ledger.open(files.ledger)
         try:
+            if files.finished:  # by another process, which held the ledger until now
+                raise InvalidInputError(f"{files.path} was finished just now, so it is not trained further")
             if head is not None:
                 ledger.require_head(*head)
             return cls(files, fingerprint.settings, ledger, randomness, begin, fingerprint.one_off_release)

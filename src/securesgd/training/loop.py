@@ -1,6 +1,6 @@
 """DP-SGD, lines 4-16 of Algorithm 1: sample, clip, add up, add noise, divide, descend; every step reserved first."""
 
-__all__ = ["StepReport", "TrainingResult", "per_example_cross_entropy", "train"]
+__all__ = ["StepReport", "TrainingResult", "per_example_cross_entropy", "remember_weights", "train"]
 
 import inspect
 import time
@@ -130,7 +130,9 @@ def train(
     processes.together(lambda: check_loss(examples, model, loss))
     resuming, finished = processes.on_first(lambda: (files.claim(resume, finish=finish), files.finished))
     if finished:
-        return _load_finished(state, processes, files, started)
+        result = _load_finished(state, processes, files, started)
+        remember_weights(model, data)
+        return result
     run: AccountedRun | None = None
 
     def open_run() -> tuple[Randomness, Checkpoint, bool]:
@@ -258,6 +260,11 @@ def _note_training(model: nn.Module, data: str, begin: Checkpoint) -> None:
     first = {name.removeprefix("model."): t for name, t in begin.tensors.items() if name.startswith("model.")}
     if int(begin.record["step"]) > 0 or digest != tensors_digest(first):
         _TRAINED.add((digest, data))
+
+
+def remember_weights(model: nn.Module, data: "Dataset[Any] | tuple[Tensor, Tensor]") -> None:
+    """Remember that the weights in `model`, loaded from a finished run, depend on `data`: `train` then refuses both."""
+    _TRAINED.add((tensors_digest(_weights(model)), data_digest(as_examples(data))))
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
