@@ -230,6 +230,18 @@ def test_a_run_that_was_moved_finds_its_data(tmp_path, monkeypatch):
         assert str(tmp_path) not in (tmp_path / "archive" / "kept" / name).read_text()
 
 
+def test_a_moved_run_finds_its_test_rows_too(tmp_path, monkeypatch):
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    Path("schema.toml").write_text('target = "y"\nclasses = ["a", "b"]\n[columns.x]\nminimum = 0\nmaximum = 9\n')
+    for name, count in (("people.csv", 60), ("tested.csv", 12)):
+        Path(name).write_text("\n".join(["x,y", *(f"{i % 10},{'ab'[i % 10 > 4]}" for i in range(count))]) + "\n")
+    succeed("train", "--dataset", "people.csv", "--method", "dpsgd", "--set", "test=tested.csv", "--set", "steps=2",
+            "--set", "accountant=rdp", "--out", "../run")  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(succeed("certify", "run", "--json").stdout)["interval"]["summary"]["examples"] == 12
+
+
 def test_data_read_in_python_are_found_again_with_their_split(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(write_folder(tmp_path / "split", train=40) / "train", tmp_path / "flat")

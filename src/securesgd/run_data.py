@@ -6,6 +6,7 @@ the machine of the training only and may be deleted: a run that was moved finds 
 
 __all__ = ["keep_data_path", "load_other_data", "load_run_data"]
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,11 @@ def load_run_data(folder: Path, config: RunConfig, record: dict[str, Any]) -> Lo
         raise InvalidInputError(f"{folder} was trained on {config.dataset}; give it again: --dataset {config.dataset}")
     if config.dataset in CATALOG:
         return load_data(config.dataset, holdout=config.holdout, seed=config.seed)
-    path = _data_path(folder, config.dataset)
+    path = _data_path(folder, "dataset", config.dataset)
     preprocessing = record.get("preprocessing")
     settings = config.data or DataSettings() if preprocessing else config.data
+    if settings is not None and settings.test is not None:
+        settings = replace(settings, test=str(_data_path(folder, "test", settings.test)))
     loaded = load_data(
         path, holdout=config.holdout, seed=config.seed, settings=settings, preprocessing=preprocessing
     )  # fmt: skip
@@ -53,19 +56,24 @@ def load_other_data(dataset: str, record: dict[str, Any]) -> LoadedData:
     return load_data(dataset, preprocessing=record.get("preprocessing"))
 
 
-def keep_data_path(folder: Path, dataset: str) -> None:
+def keep_data_path(folder: Path, config: RunConfig) -> None:
     """Write where the user's own data are to `local.json`; nothing for named data sets, import paths and tensors."""
-    if dataset != IN_MEMORY and dataset not in CATALOG and Path(dataset).expanduser().exists():
-        write_json(folder / names.LOCAL, {"dataset": str(Path(dataset).expanduser().resolve())})
+    if config.dataset == IN_MEMORY or config.dataset in CATALOG:
+        return
+    given = {"dataset": config.dataset, "test": None if config.data is None else config.data.test}
+    paths = {name: Path(text).expanduser() for name, text in given.items() if text is not None}
+    found = {name: str(path.resolve()) for name, path in paths.items() if path.exists()}
+    if found:
+        write_json(folder / names.LOCAL, found)
 
 
-def _data_path(folder: Path, dataset: str) -> Path:
-    """Return the place of the user's data: as given in training, or else where they were then."""
-    path = Path(dataset).expanduser()
+def _data_path(folder: Path, name: str, given: str) -> Path:
+    """Return the place of the user's data, or of their test rows: as given in training, or else where it was then."""
+    path = Path(given).expanduser()
     if path.exists():
         return path
     local = folder / names.LOCAL
-    known = read_json(local).get("dataset") if local.exists() else None
+    known = read_json(local).get(name) if local.exists() else None
     if isinstance(known, str) and Path(known).exists():
         return Path(known)
     also = f", nor at {known}" if known else ""

@@ -266,7 +266,7 @@ def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any]
     metrics.finish(step=result.steps, epsilon=result.statement.accounted_epsilon, test=_test_metrics(model, job))
     machine = {"threads": torch.get_num_threads(), "device": str(next(model.parameters()).device)}
     write_json(folder / names.ENVIRONMENT, environment() | machine)
-    keep_data_path(folder, config.dataset)
+    keep_data_path(folder, config)
     record = _model_record(job, folder) | {"steps": result.steps, "statement": result.statement.json()}
     write_json(folder / names.MODEL, record)  # the last file: the run is finished
     return Run(folder, config, model, job.loaded)
