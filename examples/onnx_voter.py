@@ -79,6 +79,7 @@ if __name__ == "__main__":
     vote, down = recipe["certificate"], lambda value: math.floor(value * 1e6) / 1e6
     if radius == 0:
         raise SystemExit(f"abstained: {vote['draws']} draws of noise do not prove a class (p >= {down(p)})")
-    print(f"class {recipe['class_names'][top]}, p >= {down(p)}, radius {down(radius)} in {vote['norm']}")
+    name = dict(enumerate(recipe["class_names"])).get(top, top)
+    print(f"class {name}, p >= {down(p)}, radius {down(radius)} in {vote['norm']}")
     print(f"except with probability {vote['failure_prob']} over the fresh noise of {vote['draws']} draws")
     print(f"training data: {recipe['privacy']['in_words']}")
