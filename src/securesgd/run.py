@@ -39,6 +39,7 @@ from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.config import RunConfig, saved_config
 from securesgd.data.load import LoadedData
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
+from securesgd.export import export_onnx
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.privacy import PrivacyStatement, read_ledger
 from securesgd.report.gallery import draw_gallery
@@ -320,6 +321,10 @@ class Run:
         path = Path(out) if out is not None else self.path / names.REPORT
         report([self.path], path)
         return path
+
+    def export(self, path: str | Path, *, norm: str | None = None) -> Path:
+        """Write the model as an ONNX file with the recipe of its vote: see `export.export_onnx`, docs/export.md."""
+        return export_onnx(self, path, norm=norm)
 
     def require_own_model(self) -> None:
         """Return if the model in memory is the one of the folder, which results in the folder will be about.
