@@ -34,6 +34,7 @@ from securesgd.models.noisy import NoisyNetwork
 from securesgd.prediction import OnProgress, Prediction, as_batch, predict_batch, prediction_settings
 from securesgd.privacy import PrivacyStatement, read_ledger
 from securesgd.report.gallery import draw_gallery
+from securesgd.report.model_card import refresh_model_card
 from securesgd.report.page import report
 from securesgd.report.plots import certified_curves_figure
 from securesgd.run_data import load_other_data, load_run_data
@@ -259,9 +260,13 @@ class Run:
         return predictions[0] if single else predictions
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write the HTML report of the run and return its path: report.html in the run folder if not given."""
+        """Write the HTML report of the run and return its path: report.html in the run folder if not given.
+
+        A report in the run folder has the model card beside it, which is written anew.
+        """
         path = Path(out) if out is not None else self.path / names.REPORT
         report([self.path], path)
+        refresh_model_card([self.path], path)
         return path
 
     def require_own_model(self) -> None:
