@@ -181,14 +181,14 @@ class _Reader:
 
     def _add_arrays(self, path: Path) -> None:
         array = read_npz_inputs(path)
-        shape = list(array.shape[1:])
+        shape = list(array.shape)
         if tuple(array.shape) == self.shape:
             array = array[None]
         elif tuple(array.shape[1:]) != self.shape and array.ndim > 1:
             array = channels_first(array, "x")
         if tuple(array.shape[1:]) != self.shape or not len(array):
             raise InvalidInputError(
-                f"has {len(array)} inputs of shape {shape}; valid: {list(self.shape)}, at least one"
+                f"has x of shape {shape}; valid: (n, {', '.join(map(str, self.shape))}), n at least 1"
             )
         whole = array.dtype == np.uint8 and self.input_range == (0.0, 1.0)
         if not whole and not np.issubdtype(array.dtype, np.floating):

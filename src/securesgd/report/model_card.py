@@ -152,7 +152,8 @@ def _model(record: RunRecord) -> list[str]:
 def _data(record: RunRecord) -> list[str]:
     source = (record.model or {}).get("data", {})
     sizes, header = source.get("sizes", {}), None if record.ledger is None else record.ledger.header
-    train = sizes.get("train") or (None if header is None else header.dataset_size)
+    public = header is not None and header.adjacency == "zero-out"  # else the size in the ledger is a stated population
+    train = sizes.get("train") or (header.dataset_size if header is not None and public else None)
     rows = [("name", _text(_dataset(record)))]
     rows += [("split", _text(source["split"]))] if "split" in source else []
     rows.append(("training examples", "not public" if train is None else f"{int(train):,}"))
