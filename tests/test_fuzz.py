@@ -32,6 +32,7 @@ READERS = {
     "environment.json": ("report",),
     "redistribution.json": ("report",),
     "report.html": ("report",),
+    "MODEL_CARD.md": ("report",),
     "certificates.png": ("report", "certify"),
     "attacks.png": ("report",),
     "redistribution.png": ("report",),

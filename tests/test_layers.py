@@ -29,7 +29,7 @@ LAYERS = (
     ("certificates",),
     ("attacks",),
     ("report",),
-    ("export", "run", "run_data", "run_training"),
+    ("export", "new_inputs", "predict_files", "prediction", "run", "run_data", "run_training"),
     ("reproduce",),
     ("cli",),
     ("",),  # the front door, securesgd/__init__.py

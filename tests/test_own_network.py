@@ -55,7 +55,7 @@ def test_the_run_folder_is_complete_and_says_what_was_trained(trained, outside):
     names = {file.name for file in trained.path.iterdir()}
     assert names == {
         "config.toml", "model.safetensors", "model.json", "ledger.jsonl", "metrics.jsonl", "environment.json",
-        "redistribution.json", "redistribution.png",
+        "redistribution.json", "redistribution.png", "MODEL_CARD.md",
     }  # fmt: skip
     record = json.loads((trained.path / "model.json").read_text())
     assert (record["network"], record["method"], record["classes"]) == (f"{outside}:mine", "secure-sgd", 10)

@@ -23,6 +23,7 @@ BLOCKS = {name: blocks(path) for name, path in PAGES.items()}
 # Commands are run as printed; these options come after the printed ones and replace them, so that it takes seconds.
 SMALL = {
     "train": "--set steps=2 --set copies=1 --set accountant=rdp",
+    "plan": "--set accountant=rdp",
     "certify": "--draws 40 --selection-draws 10 --examples 6 --again",
     "attack": "--examples 2 --eot 1 --steps 2 --restarts 1 --draws 20 --certify-draws 20 --no-probes",
 }

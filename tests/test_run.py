@@ -31,6 +31,7 @@ def test_every_method_leaves_a_complete_run_folder(method, tmp_path):
     folder = tmp_path / "run"
     result = train_run(quick(method), folder)
     expected = {"config.toml", "model.safetensors", "model.json", "ledger.jsonl", "metrics.jsonl", "environment.json"}
+    expected |= {"MODEL_CARD.md"}
     expected |= {"redistribution.json", "redistribution.png"} if METHODS[method].noisy else set()
     assert {file.name for file in folder.iterdir()} == expected
     assert result.privacy.guaranteed_but_for_seed == METHODS[method].private

@@ -7,12 +7,11 @@ on the command line is one of these calls.
 __all__ = ["Prediction", "Run", "load_run"]
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -20,17 +19,14 @@ from torch.utils.data import Dataset
 from securesgd.attacks.evaluate import Evaluation, EvaluationSettings, evaluate_run
 from securesgd.attacks.falsify import check_run
 from securesgd.attacks.falsify_intervals import check_intervals
-from securesgd.attacks.objective import evaluation_mode
 from securesgd.attacks.settings import AttackFunction, attack_grid
 from securesgd.build import NetworkSource, build_trained_model, require_same_outputs, structure_digest
-from securesgd.certificates.certify import certify
 from securesgd.certificates.column_radii import (
     require_all_features,
     scaled_box,
     table_schema,
     write_column_radii,
 )
-from securesgd.certificates.intervals import has_interval_bounds
 from securesgd.certificates.record import CertifySettings
 from securesgd.certificates.rules import INTERVAL, record_key
 from securesgd.certificates.run_certificates import RunCertificates, certify_run
@@ -41,8 +37,10 @@ from securesgd.data.load import LoadedData
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.export import export_onnx
 from securesgd.models.noisy import NoisyNetwork
+from securesgd.prediction import OnProgress, Prediction, as_batch, predict_batch, prediction_settings
 from securesgd.privacy import PrivacyStatement, read_ledger
 from securesgd.report.gallery import draw_gallery
+from securesgd.report.model_card import refresh_model_card
 from securesgd.report.page import report
 from securesgd.report.plots import certified_curves_figure
 from securesgd.run_data import load_other_data, load_run_data
@@ -58,19 +56,6 @@ from securesgd.theory.class_balance import ClassBalance
 from securesgd.training.examples import tensors_of
 
 _EFFORT = ("restarts", "steps", "eot", "seed", "failure_prob")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """What a run says about one input."""
-
-    label: int | None
-    """The class; None if the draws do not prove one."""
-    class_name: str | None
-    radius: float
-    """No change of the input smaller than this, in the run's norm, makes the class another one. 0 if not proven."""
-    abstained: bool
-    draws: int
 
 
 class Run:
@@ -264,62 +249,34 @@ class Run:
             on_progress=on_progress, **effort,
         )  # fmt: skip
 
-    def predict(self, inputs: Tensor, **changes: Any) -> "Prediction | list[Prediction]":
+    def predict(
+        self, inputs: Tensor, *, seed: int | None = None, on_progress: OnProgress | None = None, **changes: Any
+    ) -> "Prediction | list[Prediction]":
         """Return the class of one input, or of each of a batch, with its proven radius.
 
         Guarantee: that of `certificates.certify`, with fresh noise: inputs may come from anybody. A model without noise
         predicts with the radius that interval bounds prove in linf; with radius 0 if one of its layers has none.
-        `changes` are settings of `CertifySettings`, such as draws (1,000 if not given), norm, radius, family.
-        Raises: InvalidInputError for inputs that do not fit, are not finite or out of range, for a seed, or if the
-        weights are not those of the folder.
+        `seed` makes the noise repeatable, for tests: of an input chosen by somebody who knows it nothing is proven, and
+        the predictions say so (`Prediction.seeded`). `changes` are settings of `CertifySettings`, such as draws (1,000
+        if not given), norm, radius, family.
+        Raises: InvalidInputError for inputs that do not fit, are not finite or out of range, or if the weights are not
+        those of the folder.
         """
         self.require_own_model()
-        if changes.get("seed") is not None:
-            raise InvalidInputError(f"seed is {changes['seed']!r}; valid: None, because inputs may come from anybody")
-        try:
-            inputs = torch.as_tensor(inputs)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InvalidInputError(f"inputs are a {type(inputs).__name__}; valid: a tensor ({error})") from None
-        if inputs.dtype != torch.float64:  # which a certificate takes as it is, rounding counted
-            inputs = inputs.to(torch.float32)
-        shape = tuple(self.record["input_shape"])
-        batch = inputs[None] if tuple(inputs.shape) == shape else inputs
-        class_names = self.record["class_names"]
-        settings = CertifySettings(draws=1_000, input_range=self.input_range).with_changes(**changes)
-        settings = settings.for_model(self.model)
-        if settings.family != INTERVAL and "norm" not in changes:
-            settings = replace(settings, norm=self.config.robustness.norm)
-        elif "input_range" not in changes and bool(((batch < 0) | (batch > 1)).any()):  # columns of a table, say
-            settings = replace(settings, input_range=None)
-        if settings.family != INTERVAL or has_interval_bounds(self.model, shape):
-            with evaluation_mode(self.model):
-                certificates = certify(self.model, batch, settings)
-            labels = [
-                None if no else int(c) for c, no in zip(certificates.prediction, certificates.abstained, strict=True)
-            ]
-            columns = zip(labels, certificates.radius["tight"], certificates.draws, strict=True)
-        else:
-            if not bool(torch.isfinite(batch).all()):
-                raise InvalidInputError("the inputs are not finite; valid: finite numbers")
-            with torch.no_grad(), evaluation_mode(self.model):
-                outputs = self.model(batch.to(next(self.model.parameters())))
-            columns = zip(outputs.argmax(1).tolist(), np.zeros(len(batch)), np.zeros(len(batch)), strict=True)
-        predictions = [
-            Prediction(
-                label=label,
-                class_name=None if label is None or label >= len(class_names) else class_names[label],
-                radius=float(radius),
-                abstained=label is None,
-                draws=int(draws),
-            )
-            for label, radius, draws in columns
-        ]
-        return predictions[0] if batch is not inputs else predictions
+        batch, single = as_batch(inputs, tuple(self.record["input_shape"]))
+        norm, changes = self.config.robustness.norm, changes | {"seed": seed}
+        settings = prediction_settings(self.model, batch, norm, self.input_range, changes)
+        predictions = predict_batch(self.model, batch, settings, self.record["class_names"], on_progress)
+        return predictions[0] if single else predictions
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write the HTML report of the run and return its path: report.html in the run folder if not given."""
+        """Write the HTML report of the run and return its path: report.html in the run folder if not given.
+
+        A report in the run folder has the model card beside it, which is written anew.
+        """
         path = Path(out) if out is not None else self.path / names.REPORT
         report([self.path], path)
+        refresh_model_card([self.path], path)
         return path
 
     def export(self, path: str | Path, *, norm: str | None = None) -> Path:

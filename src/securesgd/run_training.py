@@ -33,6 +33,7 @@ from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import predicted_classes, share_right
 from securesgd.own_config import difference_in_words, own_config
 from securesgd.privacy import Ledger
+from securesgd.report.model_card import write_model_card
 from securesgd.report.plots import redistribution_figure
 from securesgd.run import Run
 from securesgd.run_data import keep_data_path
@@ -268,7 +269,8 @@ def _train_job(job: _Job, files: RunFolder, on_step: Callable[[StepReport], Any]
     write_json(folder / names.ENVIRONMENT, environment() | machine)
     keep_data_path(folder, config)
     record = _model_record(job, folder) | {"steps": result.steps, "statement": result.statement.json()}
-    write_json(folder / names.MODEL, record)  # the last file: the run is finished
+    write_json(folder / names.MODEL, record)  # the last record: the run is finished
+    write_model_card(folder)
     return Run(folder, config, model, job.loaded)
 
 
@@ -346,6 +348,7 @@ def _model_record(job: _Job, folder: Path) -> dict[str, Any]:
         "config_sha256": file_digest(folder / names.CONFIG),
         "network": config.network,
         "structure_sha256": structure_digest(job.model),
+        "weights": sum(weight.numel() for weight in job.model.parameters() if weight.requires_grad),
         **({} if config.network in NETWORKS else {"outputs": probe_outputs(job.model, shape)}),
         "method": config.method,
         "input_shape": list(shape),

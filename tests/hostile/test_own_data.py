@@ -134,12 +134,12 @@ def test_a_column_moved_by_its_radius_as_text_stays_within_it(minimum, maximum):
 
 
 def test_a_plan_without_a_public_number_of_examples_does_not_depend_on_it():
-    config = run_config("data.npz", "dpsgd", fit_to=(400, (3,)), population=1000)
+    config = run_config("data.npz", "dpsgd", fit_to=(400, (3,)), population=1000, accountant="rdp")
     plans = [plan_run(config, examples, (3,), 2, steps=[20], timed=False) for examples in (400, 401)]
     assert plans[0].rows == plans[1].rows
     assert plans[0].settings == plans[1].settings
     assert "--set population=1000" in plans[0].settings  # without it, train would make another claim
-    by_rate = run_config("data.npz", "dpsgd", fit_to=(400, (3,)), sampling_rate=0.1)
+    by_rate = run_config("data.npz", "dpsgd", fit_to=(400, (3,)), sampling_rate=0.1, accountant="rdp")
     plans = [plan_run(by_rate, examples, (3,), 2, steps=[20], timed=False) for examples in (400, 401)]
     assert plans[0].rows == plans[1].rows
     assert "--set sampling_rate=0.1" in plans[0].settings

@@ -329,8 +329,14 @@ def test_the_report_says_so_if_results_are_about_another_test_set(loaded):
 
 
 def test_predictions_for_anybodys_inputs_have_fresh_noise(loaded):
+    """A seed is for tests that must repeat, and every prediction under it says that it is no evidence for anybody's."""
+    fresh, seeded = (loaded.predict(own_data()[0][0], seed=seed) for seed in (None, 0))
+    assert (fresh.seeded, fresh.noise) == (False, "fresh; for any input")
+    assert (seeded.seeded, seeded.noise) == (True, "seeded; for a test set fixed beforehand")
+    assert "nothing is proven" in seeded.guarantee
+    assert "nothing is proven" not in fresh.guarantee
     with pytest.raises(InvalidInputError, match="seed"):
-        loaded.predict(own_data()[0][0], seed=0)
+        loaded.predict(own_data()[0][0], seed=-1)
 
 
 def test_a_radius_is_about_the_input_that_was_given(loaded):

@@ -212,7 +212,7 @@ def test_a_number_of_examples_that_is_not_public_is_in_no_file_of_a_run(tmp_path
     done = run_here("train", *source, "--out", run, *settings)
     assert done.returncode == 0, done.stderr
     run_here("report", run)
-    told = [path.name for path in run.iterdir() if path.suffix in (".json", ".jsonl", ".toml", ".html")
+    told = [path.name for path in run.iterdir() if path.suffix in (".json", ".jsonl", ".toml", ".html", ".md")
             and re.search(r"\b1,?237\b", path.read_text())]  # fmt: skip
     assert (run / "report.html").exists()
     assert told == []

@@ -23,12 +23,14 @@ def report(
 ) -> None:
     """Write a report: privacy and robustness statements, attacks, where the noise is, and what is not guaranteed.
 
-    One file without links to the network. It is made from the run folder alone; the ledger is replayed on the way.
+    One file without links to the network. It is made from the run folder alone; the ledger is replayed on the way. The
+    model card beside it, MODEL_CARD.md, is written anew.
     """
+    from securesgd.report.model_card import refresh_model_card
     from securesgd.report.page import report as make
 
     path = out or runs[0] / REPORT
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for line in make(runs, path):
+    for line in [*make(runs, path), *refresh_model_card(runs, path)]:
         console.print(f"[yellow]missing[/] {escape(printable(line))}", markup=True)
     print(path)

@@ -3,6 +3,7 @@
 __all__ = [
     "DataArrays",
     "SourceData",
+    "channels_first",
     "class_names",
     "fixed_order",
     "require_memory",
@@ -179,17 +180,26 @@ def require_memory(needed: int, place: str) -> None:
         )
 
 
-def _inputs(array: NDArray[Any], what: str) -> NDArray[Any]:
+def channels_first(array: NDArray[Any], what: str) -> NDArray[Any]:
+    """Return images as (n, channels, height, width), or rows as (n, features); `what` starts the error messages.
+
+    Raises: InvalidInputError for other shapes, and numbers that are neither uint8 nor floating.
+    """
     if array.ndim == 3:
         array = array[:, None]
     elif array.ndim == 4 and array.shape[1] not in _COLOURS and array.shape[3] in _COLOURS:
         array = array.transpose(0, 3, 1, 2)
     if array.ndim not in (2, 4) or 0 in array.shape or (array.ndim == 4 and array.shape[1] not in _COLOURS):
         raise InvalidInputError(f"{what} has shape {array.shape}; valid: {_SHAPES}, none of them 0")
+    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
+        raise InvalidInputError(f"{what} holds {array.dtype}; valid: uint8 in 0..255 or float in [0, 1]")
+    return array
+
+
+def _inputs(array: NDArray[Any], what: str) -> NDArray[Any]:
+    array = channels_first(array, what)
     if array.dtype == np.uint8:
         return array
-    if not np.issubdtype(array.dtype, np.floating):
-        raise InvalidInputError(f"{what} holds {array.dtype}; valid: uint8 in 0..255 or float in [0, 1]")
     low, high = array.min(), array.max()  # NaN if there is one
     if not (low >= 0 and high <= 1):
         values = "NaN" if np.isnan(low) else f"values in [{low:g}, {high:g}]"

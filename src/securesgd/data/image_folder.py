@@ -207,11 +207,8 @@ def _read_headers(
     for file, split, name in listed:
         try:
             header = read_header(folder / file)
-            if earlier is not None and not earlier.resize and header.size != earlier.size:
-                sizes = format_size(header.size), format_size(earlier.size)
-                raise InvalidInputError(f"has {sizes[0]} pixels; the run was trained on {sizes[1]}, without resize")
-            if earlier is not None and earlier.mode == "L" and not header.grey:
-                raise InvalidInputError("is in colour; the run was trained on grey images")
+            if earlier is not None:
+                earlier.require_fit(header)
         except InvalidInputError as error:
             problems.append(Problem(file=file, problem=str(error), skippable=True))
         else:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from securesgd.data.arrays import class_names
-from securesgd.data.settings import DataSettings
+from securesgd.data.image_files import ImageHeader
+from securesgd.data.settings import DataSettings, format_size
 from securesgd.errors import InvalidInputError
 
 _MOST_CLASSES = 10_000
@@ -26,6 +27,14 @@ class ImageReading:
     size: tuple[int, int]
     resize: bool
     skip_bad: bool
+
+    def require_fit(self, header: ImageHeader) -> None:
+        """Return if an image can be read this way. Raises: InvalidInputError, without the file's name."""
+        if not self.resize and header.size != self.size:
+            sizes = format_size(header.size), format_size(self.size)
+            raise InvalidInputError(f"has {sizes[0]} pixels; the run was trained on {sizes[1]}, without resize")
+        if self.mode == "L" and not header.grey:
+            raise InvalidInputError("is in colour; the run was trained on grey images")
 
     def json(self) -> dict[str, Any]:
         """Return the reading as JSON that `from_json` reads back."""

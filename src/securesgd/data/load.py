@@ -1,6 +1,6 @@
 """A data set as tensors: by name, from a .npz file, a folder, a table, torch Datasets or a function of the user's."""
 
-__all__ = ["LoadedData", "from_datasets", "load_data", "split_data"]
+__all__ = ["LoadedData", "from_datasets", "input_tensor", "load_data", "split_data"]
 
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
@@ -93,16 +93,16 @@ def split_data(
     apart = np.zeros(examples, bool)
     apart[np.random.default_rng(seed).permutation(examples)[:holdout]] = True
     rest = slice(None) if holdout == 0 else ~apart
-    train_inputs = _tensor(arrays.train_inputs[rest])
+    train_inputs = input_tensor(arrays.train_inputs[rest])
     return LoadedData(
         name=name,
         class_names=arrays.class_names,
         input_shape=tuple(train_inputs.shape[1:]),
         train_inputs=train_inputs,
         train_targets=torch.tensor(arrays.train_targets[rest]),
-        test_inputs=_tensor(arrays.test_inputs),
+        test_inputs=input_tensor(arrays.test_inputs),
         test_targets=torch.tensor(arrays.test_targets),
-        holdout_inputs=_tensor(arrays.train_inputs[apart]) if holdout else None,
+        holdout_inputs=input_tensor(arrays.train_inputs[apart]) if holdout else None,
         holdout_targets=torch.tensor(arrays.train_targets[apart]) if holdout else None,
         source={
             "name": name,
@@ -113,8 +113,8 @@ def split_data(
     )
 
 
-def _tensor(pixels: NDArray[Any]) -> Tensor:
-    """Return a float32 tensor in [0, 1] of its own memory."""
+def input_tensor(pixels: NDArray[Any]) -> Tensor:
+    """Return inputs as a float32 tensor of its own memory; uint8 in 0..255 becomes [0, 1]."""
     tensor = torch.empty(pixels.shape, dtype=torch.float32)
     tensor.numpy()[:] = pixels
     return tensor.div_(255) if pixels.dtype == np.uint8 else tensor

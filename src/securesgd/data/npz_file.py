@@ -1,21 +1,25 @@
 """The user's own data as one .npz file: arrays of training and test examples."""
 
-__all__ = ["read_npz"]
+__all__ = ["read_npz", "read_npz_inputs"]
 
 import io
 import math
 import zipfile
 import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securesgd.data.arrays import DataArrays, require_memory, validate_arrays
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.runtime.storage import open_regular
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
+_INPUT_KEYS = ("x", "x_test")
 _FREE, _RATIO = 64 << 20, 200
 """Bytes that any file may unpack to, and beyond them how many of each byte; pictures compress by 2 to 50."""
 
@@ -27,18 +31,50 @@ def read_npz(path: Path) -> DataArrays:
     file and the memory of the machine before anything is unpacked.
     Raises: DamagedFileError if it cannot be read; InvalidInputError if an array is missing or not valid.
     """
+    with _open_archive(path) as archive:
+        _require_keys(path, archive, [key for key in _KEYS if key not in archive])
+        x_train, y_train, x_test, y_test = (archive[key] for key in _KEYS)
+        stored = archive.get("classes")
+    if stored is None:
+        classes = None
+    elif stored.ndim == 0 and np.issubdtype(stored.dtype, np.integer):
+        classes = int(stored)
+    elif stored.ndim == 1 and stored.dtype.kind == "U":
+        classes = stored.tolist()
+    else:
+        raise InvalidInputError(
+            f"{path}: classes has shape {stored.shape} of {stored.dtype}; valid: a whole number, or the names as text"
+        )
+    return validate_arrays((x_train, y_train), (x_test, y_test), classes, str(path))
+
+
+def read_npz_inputs(path: Path) -> NDArray[Any]:
+    """Return the array `x` of a .npz file, or x_test if it has no x: inputs without labels, not validated.
+
+    Guarantee, Raises: as `read_npz`.
+    """
+    with _open_archive(path) as archive:
+        key = next((key for key in _INPUT_KEYS if key in archive), None)
+        _require_keys(path, archive, [] if key else [" or ".join(_INPUT_KEYS)])
+        inputs: NDArray[Any] = archive[key]
+    return inputs
+
+
+def _require_keys(path: Path, archive: Any, missing: Sequence[str]) -> None:
+    if missing:
+        held = ", ".join(archive.files) or "nothing"
+        raise InvalidInputError(f"{path} lacks {', '.join(missing)}; it holds {held}")
+
+
+@contextmanager
+def _open_archive(path: Path) -> Iterator[Any]:
+    """Yield the arrays of a .npz file by name, its sizes checked; what reading one of them raises is said in words."""
     if not path.exists():
         raise InvalidInputError(f"{path} does not exist")
     try:
         with open_regular(path) as file:
             _require_true_sizes(path, file)
-            archive = np.load(file, allow_pickle=False)
-            missing = [key for key in _KEYS if key not in archive]
-            if missing:
-                held = ", ".join(archive.files) or "nothing"
-                raise InvalidInputError(f"{path} lacks {', '.join(missing)}; it holds {held}")
-            x_train, y_train, x_test, y_test = (archive[key] for key in _KEYS)
-            stored = archive.get("classes")
+            yield np.load(file, allow_pickle=False)
     except InvalidInputError:
         raise
     except (
@@ -52,17 +88,6 @@ def read_npz(path: Path) -> DataArrays:
         zlib.error,
     ) as error:
         raise DamagedFileError(f"{path} cannot be read as .npz without pickle: {error}") from None
-    if stored is None:
-        classes = None
-    elif stored.ndim == 0 and np.issubdtype(stored.dtype, np.integer):
-        classes = int(stored)
-    elif stored.ndim == 1 and stored.dtype.kind == "U":
-        classes = stored.tolist()
-    else:
-        raise InvalidInputError(
-            f"{path}: classes has shape {stored.shape} of {stored.dtype}; valid: a whole number, or the names as text"
-        )
-    return validate_arrays((x_train, y_train), (x_test, y_test), classes, str(path))
 
 
 def _require_true_sizes(path: Path, file: BinaryIO) -> None:

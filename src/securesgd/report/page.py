@@ -1,6 +1,6 @@
 """The report: one self-contained HTML file about one run, or several side by side. Reads run folders; no torch."""
 
-__all__ = ["report"]
+__all__ = ["build_part", "check_commands", "not_guaranteed", "report"]
 
 import base64
 import json
@@ -97,18 +97,18 @@ def _run_section(record: RunRecord, number: int) -> dict[str, Any]:
         "statement": None, "doubts": [], "words": "", "epsilon": "–", "epsilon_shown": "unknown", "delta": "–",
         "releases": [], "spent": None, "replayed": None,
     }  # fmt: skip
-    privacy = _build_part(record, "model.json or ledger.jsonl", _privacy, no_privacy)
-    certificates = _build_part(record, names.CERTIFICATES, certificate_tables, [])
-    attacks = _build_part(record, names.ATTACK_RECORD, attack_rows, [])
+    privacy = build_part(record, "model.json or ledger.jsonl", _privacy, no_privacy)
+    certificates = build_part(record, names.CERTIFICATES, certificate_tables, [])
+    attacks = build_part(record, names.ATTACK_RECORD, attack_rows, [])
     if not certificates:
         record.certificates = []
     return {
         "name": record.name,
         "anchor": f"run-{number}",
         "missing": record.missing,
-        **_build_part(record, "config.toml or model.json", _description, description),
+        **build_part(record, "config.toml or model.json", _description, description),
         **privacy,
-        **_build_part(
+        **build_part(
             record,
             f"{names.CERTIFICATES} or {names.ATTACKS}",
             lambda record: accuracy_part(record, certificates, attacks),
@@ -118,16 +118,16 @@ def _run_section(record: RunRecord, number: int) -> dict[str, Any]:
         "curves": _picture(record, names.CERTIFICATE_PICTURE) if certificates else None,
         "no_certificates": no_certificates_words(record),
         "attacks": attacks,
-        "warnings": _build_part(record, names.ATTACK_RECORD, attack_warnings, []) if attacks else [],
+        "warnings": build_part(record, names.ATTACK_RECORD, attack_warnings, []) if attacks else [],
         "gallery": _picture(record, names.ATTACK_PICTURE) if attacks else None,
         "redistribution": _picture(record, names.REDISTRIBUTION_PICTURE),
-        "not_guaranteed": _not_guaranteed(privacy["statement"]),
+        "not_guaranteed": not_guaranteed(privacy["statement"]),
         "config_text": record.config_text,
         "environment": json.dumps(record.environment, indent=2) if record.environment else None,
     }
 
 
-def _build_part(record: RunRecord, name: str, build: Callable[[RunRecord], Any], default: Any) -> Any:
+def build_part(record: RunRecord, name: str, build: Callable[[RunRecord], Any], default: Any) -> Any:
     """Return a part of the page, or `default` if its file has another shape than it should: named in `missing`."""
     try:
         return build(record)
@@ -158,7 +158,7 @@ def _description(record: RunRecord) -> dict[str, Any]:
         "dataset": dataset or "unknown",
         "subtitle": _subtitle(record),
         "redistribution_words": _redistribution_words(record, config.get("robustness", {})),
-        "commands": _commands(record),
+        "commands": check_commands(record),
     }
 
 
@@ -247,7 +247,8 @@ def _redistribution_words(record: RunRecord, robustness: dict[str, Any]) -> str:
     return f"Noise at the {place}, shared out by {record.way} r. {cost}"
 
 
-def _not_guaranteed(statement: dict[str, Any] | None) -> list[str]:
+def not_guaranteed(statement: dict[str, Any] | None) -> list[str]:
+    """Return what a run does not promise, in sentences; `statement` is its privacy statement as JSON."""
     lines = [
         "Privacy is for one training example. Groups of people, or one person with several examples, are protected "
         "less.",
@@ -265,9 +266,13 @@ def _not_guaranteed(statement: dict[str, Any] | None) -> list[str]:
     return lines
 
 
-def _commands(record: RunRecord) -> str:
-    """Return the commands that check the run again; what the folder does not hold must be given."""
-    folder, network, dataset = record.folder.resolve().name, record.network, (record.config or {}).get("dataset")
+def check_commands(record: RunRecord, folder: str | None = None) -> str:
+    """Return the commands that check the run again; what the folder does not hold must be given.
+
+    `folder` is what the folder of the run is called in them; its name if not given.
+    """
+    folder = folder or record.folder.resolve().name
+    network, dataset = record.network, (record.config or {}).get("dataset")
     lines = [
         f"# in the folder that holds {folder}/",
         f"securesgd report {folder}          # replays the ledger and checks its digests",

@@ -10,6 +10,7 @@
     environment.json        versions, machine and command
     local.json              where the user's own data are on this machine; no part of the claim
     model.json              network, data and privacy statement; written last, so that it says the run is finished
+    MODEL_CARD.md           the others in words, for whoever uses the model; made after them, and again by `report`
 
 Order at the start: ledger (header only; who creates it holds it, so that one process alone chooses the key), secret,
 checkpoint of step 0; then steps are reserved and run. So whenever a step may have been released, there is a checkpoint
@@ -46,6 +47,7 @@ LOCAL = "local.json"
 SECRET, CHECKPOINT = "secret.json", "checkpoint.safetensors"
 REDISTRIBUTION, REDISTRIBUTION_PICTURE = "redistribution.json", "redistribution.png"
 METRICS, ENVIRONMENT, REPORT = "metrics.jsonl", "environment.json", "report.html"
+MODEL_CARD = "MODEL_CARD.md"
 CERTIFICATES, CERTIFICATE_RECORD, CERTIFICATE_PICTURE = "certificates.csv", "certificates.json", "certificates.png"
 COLUMN_RADII = "column-radii.csv"
 SENSITIVITY, CHECK = "sensitivity.json", "check-{norm}.json"
