@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,12 +26,33 @@ from tests.command_line import run_here
 
 SMALL = {"epsilon": 8.0, "delta": 1e-5, "batch_size": 20, "steps": 2, "accountant": "rdp"}
 FEW = ("--draws", "200")
+ROOT = Path(__file__).parents[1]
 
 
-def in_a_fresh_process(*arguments, cwd):
-    code = "from securesgd.cli import main; main()"
-    words = [sys.executable, "-c", code, *map(os.fspath, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, cwd=cwd, check=False)
+SERVER = """
+import json, os, sys
+from tests.command_line import run_here
+for line in sys.stdin:
+    folder, arguments = json.loads(line)
+    os.chdir(folder)
+    result = run_here(*arguments)
+    print(json.dumps([result.returncode, result.stdout, result.stderr]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def elsewhere():
+    """Commands in a process that trained nothing and has read no data, each in a working folder of its own."""
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+
+        def run_there(*arguments, cwd):
+            process.stdin.write(json.dumps([os.fspath(cwd), [os.fspath(word) for word in arguments]]) + "\n")
+            process.stdin.flush()
+            return subprocess.CompletedProcess(arguments, *json.loads(process.stdout.readline()))
+
+        yield run_there
+        process.stdin.close()
 
 
 def train(*options, steps=4):
@@ -99,7 +121,7 @@ def digits_pixels(count):
 # Answers
 
 
-def test_images_and_folders_in_a_fresh_process_elsewhere_are_answered_as_in_python(photos, tmp_path):
+def test_images_and_folders_in_a_fresh_process_elsewhere_are_answered_as_in_python(photos, elsewhere, tmp_path):
     place, inputs = photos
     run = load_run(place / "run")
     new = read_inputs([place / "new"], run.record)
@@ -107,7 +129,7 @@ def test_images_and_folders_in_a_fresh_process_elsewhere_are_answered_as_in_pyth
     assert {x.numpy().tobytes() for x in new.batch} == {x.numpy().tobytes() for x in inputs}  # to the last bit
     shutil.copytree(place / "new" / "dark", tmp_path / "mine" / "deep" / "er")
     shutil.copy(place / "new" / "bright" / "00.png", tmp_path / "one.png")
-    result = in_a_fresh_process("predict", place / "run", "one.png", "mine", "--json", cwd=tmp_path)
+    result = elsewhere("predict", place / "run", "one.png", "mine", "--json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     said = json.loads(result.stdout)["predictions"]
     files = [place / "new" / "bright" / "00.png", *sorted((place / "new" / "dark").iterdir())]
@@ -119,7 +141,7 @@ def test_images_and_folders_in_a_fresh_process_elsewhere_are_answered_as_in_pyth
     assert max(row["radius"] for row in said) > 0
 
 
-def test_votes_of_a_noisy_run_are_those_of_python_with_a_seed_and_it_is_said_loudly(tiny_run, tmp_path):
+def test_votes_of_a_noisy_run_are_those_of_python_with_a_seed_and_it_is_said_loudly(tiny_run, elsewhere, tmp_path):
     pixels = digits_pixels(4)
     for number, image in enumerate(pixels):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
@@ -127,7 +149,7 @@ def test_votes_of_a_noisy_run_are_those_of_python_with_a_seed_and_it_is_said_lou
     inputs = torch.from_numpy(np.concatenate([pixels, pixels[:2]]))[:, None].float() / 255
     expected = load_run(tiny_run).predict(inputs, seed=5, draws=200)
     files = [f"{number}.png" for number in range(4)]
-    result = in_a_fresh_process("predict", tiny_run, *files, "two.npz", "--json", "--seed", "5", *FEW, cwd=tmp_path)
+    result = elsewhere("predict", tiny_run, *files, "two.npz", "--json", "--seed", "5", *FEW, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     said = json.loads(result.stdout)
     rows = [(row["label"], row["radius"], row["abstained"], row["draws"]) for row in said["predictions"]]
@@ -183,13 +205,13 @@ def test_norm_and_family_reach_the_certificate(tiny_run, tmp_path):
     assert {(row["draws"], row["noise"]) for row in certain} == {(0, "none; for any input")}
 
 
-def test_rows_of_a_table_have_radii_in_the_units_of_its_columns(people, tmp_path):
+def test_rows_of_a_table_have_radii_in_the_units_of_its_columns(people, elsewhere, tmp_path):
     place, rows = people
     run = load_run(place / "run")
     schema = table_schema(run.record)
     table(tmp_path, "with.csv", rows[:6])
     table(tmp_path, "without.csv", [",".join(row.split(",")[2:0:-1]) for row in rows[:6]], header="sex,age")
-    result = in_a_fresh_process("predict", place / "run", "with.csv", "without.csv", "--csv", cwd=tmp_path)
+    result = elsewhere("predict", place / "run", "with.csv", "without.csv", "--csv", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     said = list(csv.DictReader(io.StringIO(result.stdout)))
     assert [(row["file"], row["row"]) for row in said] == [
