@@ -29,7 +29,7 @@ from securesgd.certificates.intervals import has_interval_bounds
 from securesgd.certificates.record import CertifySettings
 from securesgd.certificates.rules import INTERVAL, record_key
 from securesgd.certificates.run_certificates import RunCertificates, certify_run
-from securesgd.certificates.sensitivity import known_sensitivity
+from securesgd.certificates.sensitivity import ProvenSensitivities, known_sensitivity
 from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.config import RunConfig, saved_config
 from securesgd.data.load import LoadedData
@@ -65,6 +65,8 @@ class Prediction:
     """No change of the input smaller than this, in the run's norm, makes the class another one. 0 if not proven."""
     abstained: bool
     draws: int
+    votes: tuple[float, ...] = ()
+    """What each class got of the draws; empty for a model without noise, which draws nothing."""
 
 
 class Run:
@@ -75,7 +77,7 @@ class Run:
 
     def __init__(self, path: Path, config: RunConfig, model: nn.Module, data: LoadedData | None = None) -> None:
         self.path, self.config, self.model = path, config, model.eval()
-        self._data = data
+        self._data, self._sensitivities = data, ProvenSensitivities()
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -283,17 +285,19 @@ class Run:
             settings = replace(settings, input_range=None)
         if settings.family != INTERVAL or has_interval_bounds(self.model, shape):
             with evaluation_mode(self.model):
-                certificates = certify(self.model, batch, settings)
+                bound = None if settings.family == INTERVAL else self._sensitivities.of(self.model, settings.norm)
+                certificates = certify(self.model, batch, settings, sensitivity=bound)
             labels = [
                 None if no else int(c) for c, no in zip(certificates.prediction, certificates.abstained, strict=True)
             ]
-            columns = zip(labels, certificates.radius["tight"], certificates.draws, strict=True)
+            columns = zip(labels, certificates.radius["tight"], certificates.draws, certificates.votes, strict=True)
         else:
             if not bool(torch.isfinite(batch).all()):
                 raise InvalidInputError("the inputs are not finite; valid: finite numbers")
             with torch.no_grad(), evaluation_mode(self.model):
                 outputs = self.model(batch.to(next(self.model.parameters())))
-            columns = zip(outputs.argmax(1).tolist(), np.zeros(len(batch)), np.zeros(len(batch)), strict=True)
+            nothing = np.zeros((len(batch), 0))
+            columns = zip(outputs.argmax(1).tolist(), nothing.sum(1), nothing.sum(1), nothing, strict=True)
         predictions = [
             Prediction(
                 label=label,
@@ -301,8 +305,9 @@ class Run:
                 radius=float(radius),
                 abstained=label is None,
                 draws=int(draws),
+                votes=tuple(votes.tolist()),
             )
-            for label, radius, draws in columns
+            for label, radius, draws, votes in columns
         ]
         return predictions[0] if batch is not inputs else predictions
 
