@@ -32,7 +32,8 @@ def serve(
         from securesgd.serve.server import is_loopback
         from securesgd.serve.server import serve as serve_until_stopped
     except ModuleNotFoundError as error:
-        raise InvalidInputError(f'{error.name} is not installed; run pip install "securesgd[serve]"') from None
+        missing = str(error.name).partition(".")[0]
+        raise InvalidInputError(f'{missing} is not installed; run pip install "securesgd[serve]"') from None
     from securesgd.run import load_run
     from securesgd.runtime.machine import keep_memory
     from securesgd.serve.answers import ServedRun, require_no_secret
@@ -42,9 +43,11 @@ def serve(
     keep_memory()
     served = ServedRun(load_run(run, network=network or None, device=device), draws=draws)
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    if not is_loopback(host):
-        console.print("caution: other machines may ask, too, without a password and without encryption")
-    serve_until_stopped(
-        served, host=host, port=port, limits=limits, on_start=lambda address: print(f"serving at {address}", flush=True)
-    )
+
+    def announce(address: str) -> None:
+        if not is_loopback(host):
+            console.print("caution: other machines may ask, too, without a password and without encryption")
+        print(f"serving at {address}", flush=True)
+
+    serve_until_stopped(served, host=host, port=port, limits=limits, on_start=announce)
     console.print("stopped; all requests under way were finished")

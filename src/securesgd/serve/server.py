@@ -1,6 +1,6 @@
 """The process that serves: its socket, its signals and its end."""
 
-__all__ = ["is_loopback", "listening_socket", "serve"]
+__all__ = ["build_server", "is_loopback", "listening_socket", "serve"]
 
 import contextlib
 import ipaddress
@@ -64,6 +64,23 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return listening
 
 
+def build_server(served: ServedRun, limits: Limits, *, hosts: tuple[str, ...] = LOOPBACK) -> uvicorn.Server:
+    """Return a server of the run, to be run with a socket; setting its `should_exit` is as SIGTERM."""
+    config = uvicorn.Config(
+        build_app(served, limits, hosts=hosts),
+        http=timed_protocol(limits),
+        loop="asyncio",
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=limits.connections,
+        timeout_graceful_shutdown=int(limits.stop_seconds) + 1,
+    )
+    return _Server(config)
+
+
 def serve(
     served: ServedRun,
     *,
@@ -77,23 +94,9 @@ def serve(
     `on_start` gets the address of the page.
     Raises: InvalidInputError if the address cannot be used.
     """
-    limits = limits or Limits()
-    local = is_loopback(host)
     with listening_socket(host, port) as listening:
-        app = build_app(served, limits, hosts=tuple({*LOOPBACK, host}) if local else ("*",))
-        config = uvicorn.Config(
-            app,
-            http=timed_protocol(limits),
-            loop="asyncio",
-            ws="none",
-            lifespan="on",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            limit_concurrency=limits.connections,
-            timeout_graceful_shutdown=int(limits.stop_seconds) + 1,
-        )
+        server = build_server(served, limits or Limits(), hosts=(*LOOPBACK, host) if is_loopback(host) else ("*",))
         if on_start is not None:
             name, number = listening.getsockname()[:2]
             on_start(f"http://[{name}]:{number}/" if ":" in name else f"http://{name}:{number}/")
-        _Server(config).run(sockets=[listening])
+        server.run(sockets=[listening])
