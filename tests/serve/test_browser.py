@@ -149,6 +149,7 @@ def test_names_of_the_user_are_shown_and_never_run(tmp_path, monkeypatch):
 def test_the_command_serves_and_ends_well_when_told_to(digits_run, sure, tmp_path):
     """A process of its own, from another folder; SIGTERM while questions are under way loses none of them."""
     command = [sys.executable, "-c", "from securesgd.cli import main; main()", "serve", str(digits_run), "--port", "0"]
+    command += ["--draws", "20000"]  # so that the first answer comes when all have asked
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
                                env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
     try:

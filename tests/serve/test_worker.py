@@ -38,7 +38,7 @@ def test_one_error_spoils_neither_its_neighbours_nor_the_thread():
         return [ValueError(task) if task == "bad" else task for task in tasks]
 
     worker = ModelWorker(compute, waiting=5)
-    bad, good = worker.submit("bad"), worker.submit("good")
+    bad, good = worker.submit("bad"), worker.submit("good")  # taken together
     with pytest.raises(ValueError, match="bad"):
         bad.result(10)
     assert good.result(10) == "good"

@@ -2,13 +2,15 @@
 
 The network is computed by one thread, however many clients there are: memory is that of one batch, and answers do not
 slow each other down. Predictions that wait are taken together, since what a certificate costs before its first draw is
-then paid once.
+then paid once. Clients who got their answers together ask again one after the other: the thread waits a moment until it
+has as many as the last time.
 """
 
 __all__ = ["Busy", "ModelWorker"]
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -16,6 +18,8 @@ from typing import Generic, TypeVar
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+_LINGER = 0.05
+"""The seconds of that moment; a client that is alone never waits for others."""
 
 
 class Busy(Exception):  # noqa: N818 - it is no error, but an answer: later
@@ -72,18 +76,24 @@ class ModelWorker(Generic[Task, Result]):
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        open_ = True
-        while open_:
-            jobs = [self._jobs.get()]
-            while len(jobs) < self._together and jobs[-1] is not None:
-                try:
-                    jobs.append(self._jobs.get_nowait())
-                except queue.Empty:
-                    break
-            open_ = jobs[-1] is not None
+        jobs: list[_Job[Task, Result] | None] = []
+        while not jobs or jobs[-1] is not None:
+            jobs = self._next_jobs(as_many_as=len(jobs))
             wanted = [job for job in jobs if job is not None and job.future.set_running_or_notify_cancel()]
             if wanted:
                 self._answer(wanted)
+
+    def _next_jobs(self, *, as_many_as: int) -> "list[_Job[Task, Result] | None]":
+        """Return the jobs that wait, at least one; None is the last of them if the worker was closed."""
+        jobs = [self._jobs.get()]
+        end = time.monotonic() + _LINGER
+        while len(jobs) < self._together and jobs[-1] is not None:
+            wait = end - time.monotonic() if len(jobs) < as_many_as else 0.0
+            try:
+                jobs.append(self._jobs.get(wait > 0, max(wait, 0.0)))
+            except queue.Empty:
+                break
+        return jobs
 
     def _answer(self, jobs: list[_Job[Task, Result]]) -> None:
         try:
