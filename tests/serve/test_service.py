@@ -177,7 +177,10 @@ def test_the_words_round_the_radius_down_and_say_how_sure_they_are(norm):
     assert "0.0123" in words
     assert "0.0124" not in words
     assert "0.001" in words
-    assert "for certain" in radius_in_words(proven, "table", norm, 0.0)
+    table = radius_in_words(proven, "table", norm, 0.0)
+    assert "less than 1.23 % of its range" in table
+    assert ("at once" in table) == (norm == "linf")  # in the other norms the columns share the radius
+    assert "for certain" in table
     nothing = Prediction(label=1, class_name="1", radius=0.0, abstained=False, draws=0)
     assert "nothing is proven" in radius_in_words(nothing, "image", norm, 0.0)
     unsure = Prediction(label=None, class_name=None, radius=0.0, abstained=True, draws=9)

@@ -197,16 +197,28 @@ def radius_in_words(prediction: Prediction, kind: str, norm: str, failure_prob: 
         return "The model does not say: the noisy votes are too close for a proof of any class."
     if prediction.radius == 0:
         return "The model answers, but nothing is proven about inputs near this one."
-    radius = round_down(prediction.radius, digits=3)
-    what = {"image": "pixel", "table": "scaled column"}.get(kind, "number")
-    levels = f" ({round_down(255 * prediction.radius, digits=3):g} of 255 levels)" if kind == "image" else ""
-    change = {
-        "linf": f"every {what} may change by less than {radius:g}{levels}, all of them at once and in any direction",
-        "l2": f"the {what}s may change by less than {radius:g} together (root of the sum of squares)",
-        "l1": f"the {what}s may change by less than {radius:g} together (sum of sizes)",
-    }[norm]
+    change = (_column_change if kind == "table" else _number_change)(prediction.radius, kind, norm)
     sure = f"wrong with probability at most {failure_prob:g}" if failure_prob else "for certain"
     return f"Proven: {change}, and the answer stays the same; {sure}."
+
+
+def _number_change(radius: float, kind: str, norm: str) -> str:
+    what = "pixel" if kind == "image" else "number"
+    size = f"less than {round_down(radius, digits=3):g}"
+    levels = f" ({round_down(255 * radius, digits=3):g} of 255 levels)" if kind == "image" else ""
+    return {
+        "linf": f"every {what} may change by {size}{levels}, all of them at once and in any direction",
+        "l2": f"the {what}s may change by {size} together (root of the sum of squares)",
+        "l1": f"the {what}s may change by {size} together (sum of sizes)",
+    }[norm]
+
+
+def _column_change(radius: float, kind: str, norm: str) -> str:
+    # A millionth of the range is more than scaling rounds.
+    size = f"less than {round_down(100 * min(max(radius - 1e-6, 0.0), 1.0), digits=3):g} % of its range"
+    if norm == "linf":
+        return f"every numeric column may change by {size}, all of them at once, categories staying as they are"
+    return f"any one numeric column may change by {size}, the others staying as they are"
 
 
 def _votes(prediction: Prediction, class_names: Sequence[str]) -> list[Answer]:
