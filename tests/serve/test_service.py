@@ -119,8 +119,12 @@ def test_nothing_of_the_folder_is_served_and_the_pages_load_nothing_from_elsewhe
 
 
 def test_a_server_of_this_machine_answers_to_no_other_name(client):
-    assert client.get("/api/run", headers={"Host": "attacker.example"}).status_code == 400
-    assert client.get("/api/run", headers={"Host": "localhost:8000"}).status_code == 200
+    for name in ("attacker.example", "localhost.attacker.example:8000", "127.0.0.1.attacker.example", "[::2]:80", ""):
+        reply = client.get("/api/run", headers={"Host": name})
+        assert reply.status_code == 400, name
+        assert "localhost" in reply.json()["error"]
+    for name in ("localhost:8000", "LOCALHOST", "[::1]:8000", "127.0.0.1"):
+        assert client.get("/api/run", headers={"Host": name}).status_code == 200, name
 
 
 def test_questions_that_are_wrong_spoil_none_of_their_batch(served, sure):

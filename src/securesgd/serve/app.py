@@ -28,7 +28,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from securesgd import __version__
 from securesgd.errors import InvalidInputError, printable
@@ -73,7 +73,8 @@ def build_app(served: ServedRun, limits: Limits | None = None, *, hosts: tuple[s
         title="securesgd", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan,
         description="Predictions of a privately trained model, each with a proven radius.",
     )  # fmt: skip
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    if "*" not in hosts:
+        app.add_middleware(_OnlyByName, hosts=hosts)
     _answer_errors(app)
 
     async def ask(request: Request, verb: Literal["predict", "attack"], invert: bool, picture: bool) -> Response:
@@ -128,6 +129,23 @@ def build_app(served: ServedRun, limits: Limits | None = None, *, hosts: tuple[s
     for path, name in (("/", "page.html"), ("/docs", "docs.html")):
         app.add_api_route(path, _page(name), include_in_schema=False)
     return app
+
+
+class _OnlyByName:
+    """Refuses requests that call the server by another name than one of `hosts`."""
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
+        self._app, self._hosts = app, {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            names = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+            match = re.fullmatch(r"(\[[0-9a-f:.]+\]|[^:]+)(:[0-9]+)?", names[0].lower()) if len(names) == 1 else None
+            if match is None or match[1] not in self._hosts:
+                words = f"the host is another than valid here: {', '.join(sorted(self._hosts))}"
+                await JSONResponse({"error": words}, status_code=400, headers=_ALWAYS)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def _success(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
