@@ -31,6 +31,7 @@ LAYERS = (
     ("report",),
     ("export", "new_inputs", "predict_files", "prediction", "run", "run_data", "run_training"),
     ("reproduce",),
+    ("serve",),
     ("cli",),
     ("",),  # the front door, securesgd/__init__.py
 )

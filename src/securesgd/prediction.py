@@ -16,6 +16,7 @@ from securesgd.certificates.intervals import has_interval_bounds
 from securesgd.certificates.record import NO_NOISE, SEEDED, CertifySettings
 from securesgd.certificates.rules import INTERVAL
 from securesgd.errors import InvalidInputError
+from securesgd.theory import Sensitivity
 
 OnProgress = Callable[[CertifyProgress], None]
 
@@ -31,6 +32,8 @@ class Prediction:
     """No change of the input smaller than this, in `norm`, makes the class another one. 0 if not proven."""
     abstained: bool
     draws: int
+    votes: tuple[float, ...] = ()
+    """What each class got of the draws; empty for a model without noise, which draws nothing."""
     norm: str = "linf"
     answer: str = ""
     """To "is the radius that was asked for proven?": yes, no, or open (more draws may tell). Empty if none was."""
@@ -98,9 +101,11 @@ def predict_batch(
     batch: Tensor,
     settings: CertifySettings,
     class_names: Sequence[str],
+    *,
+    sensitivity: Sensitivity | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[Prediction]:
-    """Return a prediction for each input of a batch.
+    """Return a prediction for each input of a batch; `sensitivity` is Δ if it is proven already.
 
     Guarantee: that of `certificates.certify`. A model with neither noise nor interval bounds predicts with radius 0.
     Raises: InvalidInputError for inputs that do not fit, are not finite or out of range.
@@ -108,17 +113,18 @@ def predict_batch(
     shared: dict[str, Any] = {"norm": settings.norm, "noise": settings.noise}
     if settings.family != INTERVAL or has_interval_bounds(model, tuple(batch.shape[1:])):
         with evaluation_mode(model):
-            proven = certify(model, batch, settings, on_progress=on_progress)
+            bound = None if settings.family == INTERVAL else sensitivity
+            proven = certify(model, batch, settings, sensitivity=bound, on_progress=on_progress)
         labels = [None if no else int(c) for c, no in zip(proven.prediction, proven.abstained, strict=True)]
-        columns = zip(labels, proven.radius["tight"], proven.draws, proven.answer, strict=True)
+        columns = zip(labels, proven.radius["tight"], proven.draws, proven.votes, proven.answer, strict=True)
         shared["failure_prob"] = 0.0 if settings.family == INTERVAL else settings.failure_prob
     else:
         if not bool(torch.isfinite(batch).all()):
             raise InvalidInputError("the inputs are not finite; valid: finite numbers")
         with torch.no_grad(), evaluation_mode(model):
             outputs = model(batch.to(next(model.parameters())))
-        none, answer = np.zeros(len(batch)), np.full(len(batch), "" if settings.radius is None else "no")
-        columns = zip(outputs.argmax(1).tolist(), none, none, answer, strict=True)
+        nothing, answer = np.zeros((len(batch), 0)), np.full(len(batch), "" if settings.radius is None else "no")
+        columns = zip(outputs.argmax(1).tolist(), nothing.sum(1), nothing.sum(1), nothing, answer, strict=True)
     return [
         Prediction(
             label=label,
@@ -126,8 +132,9 @@ def predict_batch(
             radius=float(radius),
             abstained=label is None,
             draws=int(draws),
+            votes=tuple(votes.tolist()),
             answer=str(answer),
             **shared,
         )
-        for label, radius, draws, answer in columns
+        for label, radius, draws, votes, answer in columns
     ]

@@ -30,7 +30,7 @@ from securesgd.certificates.column_radii import (
 from securesgd.certificates.record import CertifySettings
 from securesgd.certificates.rules import INTERVAL, record_key
 from securesgd.certificates.run_certificates import RunCertificates, certify_run
-from securesgd.certificates.sensitivity import known_sensitivity
+from securesgd.certificates.sensitivity import ProvenSensitivities, known_sensitivity
 from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.config import RunConfig, saved_config
 from securesgd.data.load import LoadedData
@@ -66,7 +66,7 @@ class Run:
 
     def __init__(self, path: Path, config: RunConfig, model: nn.Module, data: LoadedData | None = None) -> None:
         self.path, self.config, self.model = path, config, model.eval()
-        self._data = data
+        self._data, self._sensitivities = data, ProvenSensitivities()
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -266,7 +266,10 @@ class Run:
         batch, single = as_batch(inputs, tuple(self.record["input_shape"]))
         norm, changes = self.config.robustness.norm, changes | {"seed": seed}
         settings = prediction_settings(self.model, batch, norm, self.input_range, changes)
-        predictions = predict_batch(self.model, batch, settings, self.record["class_names"], on_progress)
+        predictions = predict_batch(
+            self.model, batch, settings, self.record["class_names"],
+            sensitivity=self._sensitivities.of(self.model, settings.norm), on_progress=on_progress,
+        )  # fmt: skip
         return predictions[0] if single else predictions
 
     def report(self, out: str | Path | None = None) -> Path:

@@ -15,7 +15,7 @@ import torch
 
 from securesgd.certificates.certify import certify, draws_needed
 from securesgd.certificates.record import CertifySettings
-from securesgd.certificates.sensitivity import published_whitened_sensitivity
+from securesgd.certificates.sensitivity import ProvenSensitivities, published_whitened_sensitivity
 from securesgd.certificates.votes import smoothed_votes
 from securesgd.theory import NORMS, certified_radius, clopper_pearson_lower, published_sensitivity
 from securesgd.theory.certificates import BUILT_IN_RULES
@@ -27,7 +27,7 @@ QUICK = CertifySettings(draws=512, selection_draws=64, seed=0)
 
 
 def columns(found):
-    names = ("index", "prediction", "abstained", "answer", "draws", "p_lower", "q_upper")
+    names = ("index", "prediction", "abstained", "answer", "draws", "votes", "p_lower", "q_upper")
     return {name: getattr(found, name).tolist() for name in names} | {r: v.tolist() for r, v in found.radius.items()}
 
 
@@ -76,6 +76,7 @@ def test_bounds_are_of_the_counted_draws_and_the_class_of_the_others():
     chosen = votes(model, INPUTS, INDICES, 64, purpose="selection").argmax(1)
     counted = votes(model, INPUTS, INDICES, 512)[np.arange(len(INPUTS)), chosen]
     assert np.array_equal(found.prediction, chosen)
+    assert np.array_equal(found.votes, votes(model, INPUTS, INDICES, 512))
     assert np.array_equal(found.p_lower, clopper_pearson_lower(counted, 512, 0.001))
     assert np.array_equal(found.q_upper, 1 - found.p_lower)
 
@@ -119,6 +120,27 @@ def test_a_given_sensitivity_is_used_and_must_be_of_the_norm():
     np.testing.assert_allclose(twice, once / 2, rtol=1e-9)
     with pytest.raises(ValueError, match="sensitivity is in linf, the radii are asked in l2"):
         certify(model, INPUTS, replace(QUICK, norm="l2"), sensitivity=bound)
+
+
+def test_the_votes_of_an_example_are_those_until_it_stopped():
+    found = certify(small(), INPUTS, replace(QUICK, radius=0.01), indices=INDICES)
+    assert len(set(found.draws.tolist())) > 1
+    assert np.array_equal(found.votes.sum(1), found.draws)
+
+
+def test_a_sensitivity_is_proven_once_for_the_weights_and_anew_for_others(monkeypatch):
+    model, known, calls = small(), ProvenSensitivities(), []
+    prove = type(model).sensitivity
+    monkeypatch.setattr(type(model), "sensitivity", lambda *words: calls.append(words[1]) or prove(*words))
+    first = known.of(model, "linf")
+    assert known.of(model, "linf") is first
+    assert known.of(model, "l2").norm == "l2"
+    assert calls == ["linf", "l2"]
+    with torch.no_grad():
+        model.noisy.layer.weight.mul_(2)
+    assert known.of(model, "linf").upper == pytest.approx(model.sensitivity("linf").upper)
+    assert known.of(model, "linf").upper > 1.1 * first.upper
+    assert known.of(torch.nn.Linear(2, 2), "linf") is None
 
 
 def test_soft_scores_are_sound():

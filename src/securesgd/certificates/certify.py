@@ -115,6 +115,7 @@ def certify(
         abstained=radius["tight"] == 0,
         answer=bounds.answer,
         draws=bounds.draws,
+        votes=bounds.votes,
         p_lower=bounds.p_lower,
         q_upper=bounds.q_upper,
         rounding=rounding,

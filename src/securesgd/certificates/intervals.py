@@ -77,6 +77,7 @@ def certify_by_intervals(
         abstained=np.zeros(count, dtype=np.bool_),
         answer=answer,
         draws=np.zeros(count, dtype=np.int64),
+        votes=np.zeros((count, 0)),
         p_lower=np.ones(count),
         q_upper=np.zeros(count),
         rounding=np.zeros(count),

@@ -189,6 +189,8 @@ class Certificates:
     settings.radius."""
     draws: NDArray[np.int64]
     """Counted draws, besides settings.selection_draws."""
+    votes: Array
+    """[examples, classes]: what each class got of the counted draws; no classes for intervals."""
     p_lower: Array
     q_upper: Array
     rounding: Array

@@ -61,6 +61,8 @@ class SampledBounds:
     draws: NDArray[np.int64]
     answer: NDArray[Any]
     """yes, no, or open if the draws do not tell; empty without a radius to answer for."""
+    votes: Array
+    """[examples, classes]: the totals of the counted draws."""
 
 
 def look_schedule(most: int) -> Iterator[int]:
@@ -90,7 +92,7 @@ def count_votes(
         totals = votes.draw(everyone, settings.draws, on_draws)
         bound = running_bounds if soft else fixed_bounds  # Clopper–Pearson is for counts
         known = bound(totals, settings.draws, selection, settings.failure_prob)
-        return SampledBounds(known.p_lower, known.q_upper, votes.drawn.copy(), np.full(len(everyone), ""))
+        return SampledBounds(known.p_lower, known.q_upper, votes.drawn.copy(), np.full(len(everyone), ""), totals)
     running = settings.failure_prob if soft else settings.failure_prob / 2
     last = settings.failure_prob - running
     p, q = np.zeros(len(everyone)), np.ones(len(everyone))
@@ -111,7 +113,7 @@ def count_votes(
             break
     if stopping.radius is None:
         answer = np.full(len(everyone), "")
-    return SampledBounds(p, q, votes.drawn.copy(), answer)
+    return SampledBounds(p, q, votes.drawn.copy(), answer, votes.totals.copy())
 
 
 def _hopeless(

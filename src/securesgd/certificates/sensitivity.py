@@ -1,6 +1,12 @@
 """The sensitivity Δ of a model's noisy layer: proven now, given, or read with its proof from the run folder."""
 
-__all__ = ["fingerprint", "known_sensitivity", "model_sensitivity", "published_whitened_sensitivity"]
+__all__ = [
+    "ProvenSensitivities",
+    "fingerprint",
+    "known_sensitivity",
+    "model_sensitivity",
+    "published_whitened_sensitivity",
+]
 
 import hashlib
 import math
@@ -37,6 +43,22 @@ def model_sensitivity(model: NoisyNetwork, norm: str, given: Sensitivity | None)
             "valid: what model.sensitivity(norm) returns"
         )
     return given
+
+
+class ProvenSensitivities:
+    """Δ of a model by norm, proven at the first call; other weights of the noisy layer are proven anew."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], Sensitivity] = {}
+
+    def of(self, model: nn.Module, norm: str) -> Sensitivity | None:
+        """Return Δ of the model in `norm`; None for a model without noise, which has none."""
+        if not isinstance(model, NoisyNetwork):
+            return None
+        key = norm, fingerprint(model.noisy)
+        if key not in self._known:
+            self._known[key] = model_sensitivity(model, norm, None)
+        return self._known[key]
 
 
 def published_whitened_sensitivity(model: NoisyNetwork, proven: Sensitivity) -> float:

@@ -3,6 +3,7 @@
 __all__ = ["GREY_MODES", "SUFFIXES", "ImageHeader", "read_header", "read_pixels"]
 
 import contextlib
+import io
 import struct
 import warnings
 import zlib
@@ -41,13 +42,13 @@ class ImageHeader:
         return self.mode in GREY_MODES
 
 
-def read_header(path: Path) -> ImageHeader:
-    """Return what the header of an image says.
+def read_header(path: Path | bytes) -> ImageHeader:
+    """Return what the header of an image says, of a file or of the bytes of one.
 
     Raises: InvalidInputError, without the file's name, if it is no PNG or JPEG, has too many pixels, is transparent,
     or is not of 8 bits per channel.
     """
-    if path.suffix.lower() not in SUFFIXES:
+    if isinstance(path, Path) and path.suffix.lower() not in SUFFIXES:
         raise InvalidInputError(f"is not an image of a valid kind: {', '.join(SUFFIXES)}")
     with _open_image(path) as image:
         if image.size[0] * image.size[1] > _MOST_PIXELS:
@@ -57,7 +58,7 @@ def read_header(path: Path) -> ImageHeader:
         return ImageHeader(size=image.size, mode=image.mode)
 
 
-def read_pixels(path: Path, mode: str, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
+def read_pixels(path: Path | bytes, mode: str, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
     """Return the pixels as (height, width, channels), converted to `mode`, then resized if `size` is another.
 
     Resizing averages over all pixels that fall into one (bilinear with antialiasing) and does not keep proportions.
@@ -76,9 +77,9 @@ def read_pixels(path: Path, mode: str, size: tuple[int, int] | None = None) -> N
 
 
 @contextlib.contextmanager
-def _open_image(path: Path) -> Iterator[Any]:
+def _open_image(path: Path | bytes) -> Iterator[Any]:
     try:
-        file = open_regular(path)
+        file = io.BytesIO(path) if isinstance(path, bytes) else open_regular(path)
     except DamagedFileError as error:
         raise InvalidInputError(f"cannot be read: {error}") from None
     with file:
