@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -54,6 +56,19 @@ def cancer(tmp_path_factory):
         succeed("attack", "run", "--attack", "madry", "--budget", "0.02", "--examples", "20", "--no-probes")
         succeed("report", "run")
     return folder, result.stdout
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_example_run(tmp_path):
+    shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    result = subprocess.run(
+        ["bash", "run.sh", "out"], cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "out" / "report.html").exists()
+    assert "worst area" in result.stdout
 
 
 def test_a_table_becomes_a_private_model_with_radii_in_its_own_units(cancer):
