@@ -50,7 +50,7 @@ def lower_bound(votes, draws, failure_prob):
 
 def proven_radius(p, x, vote):
     """Return the radius in vote["norm"] that p proves by the tight rule, all other classes together having 1 - p."""
-    rounding = vote["rounding_at_zero"] + vote["rounding_per_unit"] * float(np.abs(x).max())
+    rounding = vote["rounding_at_zero"] + vote["rounding_per_unit"] * float(np.abs(x.astype(np.float64)).max())
     return max(0.0, (NormalDist().inv_cdf(p) if p > 0.5 else 0.0) - rounding) / vote["sensitivity"] * DOWN
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securesgd.certificates.column_radii import column_radii, table_schema
+from securesgd.certificates.column_radii import column_radii, require_all_features, table_schema
 from securesgd.new_inputs import InputPlace, Refusal, read_inputs
 from securesgd.prediction import OnProgress, Prediction
 from securesgd.run import Run
@@ -69,13 +69,15 @@ def predict_files(
     Guarantee: that of `Run.predict`, about the input as the network sees it; `Schema.column_radii` for the columns.
     Raises: InvalidInputError for settings that are not valid. A file or row that cannot be used is in `refused`.
     """
+    schema = table_schema(run.record)
+    if schema is not None and "input_range" in changes:
+        require_all_features(changes["input_range"])
     new = read_inputs(paths, run.record)
     if not new.places:
         return FilePredictions(predictions=(), refused=new.refused, notes=new.notes)
     predictions = run.predict(new.batch, on_progress=on_progress, **changes)
     if isinstance(predictions, Prediction):
         raise AssertionError("a batch has a list of predictions")
-    schema = table_schema(run.record)
     rows = [
         FilePrediction(
             place=place,

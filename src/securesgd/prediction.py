@@ -1,8 +1,8 @@
 """What a trained network says about inputs that may come from anybody: a class, and a radius in which it stays."""
 
-__all__ = ["Prediction", "as_batch", "predict_batch", "prediction_settings"]
+__all__ = ["Prediction", "as_batch", "predict_batch", "prediction_range", "prediction_settings"]
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,9 @@ from securesgd.certificates.intervals import has_interval_bounds
 from securesgd.certificates.record import NO_NOISE, SEEDED, CertifySettings
 from securesgd.certificates.rules import INTERVAL
 from securesgd.errors import InvalidInputError
+from securesgd.runtime.run_folder import IN_MEMORY
 from securesgd.theory import Sensitivity
+from securesgd.theory.rounding import probability_of_success
 
 OnProgress = Callable[[CertifyProgress], None]
 
@@ -56,7 +58,8 @@ class Prediction:
                 f"For certain, by interval bounds of the network without noise: {change} that stays in the range of "
                 "inputs makes the class another one. It does not say that the class is right."
             )
-        sure = f"With probability at least {1 - self.failure_prob:g} for each input, over the noise of its draws"
+        success = probability_of_success(self.failure_prob)
+        sure = f"With probability at least {success} for each input, over the noise of its draws"
         void = (
             " THE NOISE HAS A FIXED SEED, WHICH IS FOR REPEATABLE TESTS: for an input that was chosen by somebody who "
             "knows the seed, nothing is proven."
@@ -83,17 +86,28 @@ def as_batch(inputs: Any, shape: tuple[int, ...]) -> tuple[Tensor, bool]:
     return (inputs[None] if single else inputs), single
 
 
+def prediction_range(record: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return what every input of a run is within, by the content of its model.json; None: any numbers.
+
+    Whatever `load_data` reads is scaled to 0..1. Tensors in memory are within the range that training checked, if it
+    did: without one, a proof for changes that stay in 0..1 would be none for inputs that were not scaled.
+    """
+    in_memory = (record.get("data") or {}).get("name") == IN_MEMORY
+    ends = record.get("input_range", None if in_memory else (0.0, 1.0))
+    return None if ends is None else (float(ends[0]), float(ends[1]))
+
+
 def prediction_settings(
-    model: nn.Module, batch: Tensor, norm: str, input_range: tuple[float, float] | None, changes: dict[str, Any]
+    model: nn.Module, norm: str, input_range: tuple[float, float] | None, changes: dict[str, Any]
 ) -> CertifySettings:
-    """Return how a batch is certified: `norm` and `input_range` are the run's, `changes` go before them."""
+    """Return how a batch is certified: `norm` and `input_range` are the run's, `changes` go before them.
+
+    Raises: InvalidInputError for settings that are not valid, and for a box, of which a radius would be a share.
+    """
     settings = CertifySettings(draws=1_000, input_range=input_range).with_changes(**changes).for_model(model)
-    if settings.family != INTERVAL and "norm" not in changes:
-        return replace(settings, norm=norm)
-    outside = (batch < 0) | (batch > 1)
-    if settings.family == INTERVAL and "input_range" not in changes and bool(outside.any()):  # columns of a table, say
-        return replace(settings, input_range=None)
-    return settings
+    if settings.box is not None:
+        raise InvalidInputError("box is given; valid for predictions: a norm, while run.certify takes a box")
+    return settings if settings.family == INTERVAL or "norm" in changes else replace(settings, norm=norm)
 
 
 def predict_batch(

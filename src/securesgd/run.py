@@ -37,7 +37,7 @@ from securesgd.data.load import LoadedData
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.export import export_onnx
 from securesgd.models.noisy import NoisyNetwork
-from securesgd.prediction import OnProgress, Prediction, as_batch, predict_batch, prediction_settings
+from securesgd.prediction import OnProgress, Prediction, as_batch, predict_batch, prediction_range, prediction_settings
 from securesgd.privacy import PrivacyStatement, read_ledger
 from securesgd.report.gallery import draw_gallery
 from securesgd.report.model_card import refresh_model_card
@@ -265,7 +265,7 @@ class Run:
         self.require_own_model()
         batch, single = as_batch(inputs, tuple(self.record["input_shape"]))
         norm, changes = self.config.robustness.norm, changes | {"seed": seed}
-        settings = prediction_settings(self.model, batch, norm, self.input_range, changes)
+        settings = prediction_settings(self.model, norm, prediction_range(self.record), changes)
         predictions = predict_batch(
             self.model, batch, settings, self.record["class_names"],
             sensitivity=self._sensitivities.of(self.model, settings.norm), on_progress=on_progress,

@@ -15,6 +15,8 @@ import torch
 from PIL import Image
 
 from securesgd.certificates.column_radii import table_schema
+from securesgd.data.columns import Column
+from securesgd.data.schema import Schema
 from securesgd.errors import InvalidInputError
 from securesgd.run import Prediction, load_run
 from securesgd.serve.answers import Question, ServedRun, radius_in_words
@@ -181,7 +183,8 @@ def test_the_words_round_the_radius_down_and_say_how_sure_they_are(norm):
     assert "0.0123" in words
     assert "0.0124" not in words
     assert "0.001" in words
-    table = radius_in_words(proven, "table", norm, 0.0)
+    schema = Schema(target="y", classes=("a", "b"), columns=(Column(name="age", minimum=0, maximum=100),))
+    table = radius_in_words(proven, "table", norm, 0.0, schema)
     assert "less than 1.23 % of its range" in table
     assert ("at once" in table) == (norm == "linf")  # in the other norms the columns share the radius
     assert "for certain" in table

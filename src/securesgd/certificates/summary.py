@@ -20,6 +20,7 @@ from securesgd.certificates.rules import INTERVAL, radius_rules
 from securesgd.theory.certificates import rule_caveat
 from securesgd.theory.class_balance import ClassBalance, class_balance
 from securesgd.theory.confidence import wilson_interval
+from securesgd.theory.rounding import probability_of_success
 
 DEFAULT_RADII = {
     "box": (0.25, 0.5, 0.75, 1.0),
@@ -80,9 +81,10 @@ def guarantee_in_words(settings: dict[str, Any], sensitivity: dict[str, Any], su
     shares = ", ".join(f"{100 * share['share']:.1f} % at {radius}" for radius, share in by_rule["tight"].items())
     failure = settings["failure_prob"]
     return (
-        f"For each of {summary['examples']} test examples, with probability at least {1 - failure:g} over the noise of "
-        "its certification: if the classifier does not abstain, its prediction is that of the smoothed network, and no "
-        "change of the input smaller than the example's radius, measured in "
+        f"For each of {summary['examples']} test examples, with probability at least "
+        f"{probability_of_success(failure)} over the noise of its certification: if the classifier does "
+        "not abstain, its prediction is that of the smoothed network, and no change of the "
+        "input smaller than the example's radius, measured in "
         f"{_NORMS[settings['norm']]} in the units of the input, makes the smoothed network predict another class. This "
         "is about the weights of this run, with the noise they were trained with, and a noisy layer whose sensitivity "
         f"is proven to be at most {sensitivity['upper']:.6g} standard deviations per unit of input (and is at least "

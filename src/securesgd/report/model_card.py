@@ -224,7 +224,7 @@ def _robustness(record: RunRecord) -> list[str]:
         by = "the votes of its noise" if is_noisy(record) else "interval bounds, if its layers have them"
         return [f"No test prediction is certified yet. `securesgd certify RUN` does it, by {by}."]
     lines: list[str] = []
-    for table in tables:
+    for table in map(_with_short_rules, tables):
         lines += [f"Certified accuracy in {table['norm']}{table['by']}, {table['examples']} test examples:", ""]
         rows = [
             (
@@ -242,6 +242,19 @@ def _robustness(record: RunRecord) -> list[str]:
             lines += [*_table(("column", "range", "may move by"), cells), ""]
         lines += [line for check in table["checks"] for line in (_text(check), "")]
     return [*lines[:-1], *damage]
+
+
+def _with_short_rules(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table of certificates with rules in files of the user's own cut down to the last part of their paths."""
+    short = {row["rule"]: Path(row["rule"]).name for row in table["rows"]}
+
+    def shorten(words: str) -> str:
+        for rule, name in short.items():
+            words = words.replace(rule, name)
+        return words
+
+    rows = [row | {"rule": short[row["rule"]]} for row in table["rows"]]
+    return table | {"rows": rows, "words": shorten(table["words"]), "checks": list(map(shorten, table["checks"]))}
 
 
 def _attacks(record: RunRecord) -> list[str]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from securesgd.certificates.record import CertifySettings
 from securesgd.certificates.rules import INTERVAL
+from securesgd.data.schema import Schema
 from securesgd.errors import InvalidInputError
 from securesgd.run import Prediction, Run
 from securesgd.runtime.run_folder import SECRET
@@ -128,13 +129,19 @@ class ServedRun:
             "column_radii": None if schema is None else schema.column_radii(prediction.radius, self.norm),
             "resized_from": None if x.size is None or x.size[::-1] == self.reader.shape[-2:] else list(x.size),
             "picture": self._picture(x.values) if with_picture else None,
-            "in_words": radius_in_words(prediction, self.reader.kind, self.norm, self.failure_prob),
+            "in_words": radius_in_words(prediction, self.reader.kind, self.norm, self.failure_prob, schema),
         }
 
     def _attack(self, x: ReadInput) -> Answer:
         (before,) = _as_list(self.run.predict(x.values[None], draws=self.draws))
         inside, outside = attack_input(
-            self.run, x.values, before, norm=self.norm, family=self.family, schema=self.reader.schema, draws=self.draws
+            self.run,
+            x.values.float(),
+            before,
+            norm=self.norm,
+            family=self.family,
+            schema=self.reader.schema,
+            draws=self.draws,
         )
         return {
             "before": self._prediction(before, x, True),
@@ -191,13 +198,19 @@ def require_no_secret(folder: Path) -> None:
         )
 
 
-def radius_in_words(prediction: Prediction, kind: str, norm: str, failure_prob: float) -> str:
-    """Return what was proven about a prediction as a sentence; radii are rounded down."""
+def radius_in_words(
+    prediction: Prediction, kind: str, norm: str, failure_prob: float, schema: Schema | None = None
+) -> str:
+    """Return what was proven about a prediction as a sentence; radii are rounded down. Of a table `schema` is needed.
+
+    Guarantee: what is said of the columns of a table holds for the column that `Schema.column_radii` gives least.
+    """
     if prediction.abstained:
         return "The model does not say: the noisy votes are too close for a proof of any class."
-    if prediction.radius == 0:
+    size = prediction.radius if schema is None else _column_share(prediction.radius, norm, schema)
+    if size == 0:
         return "The model answers, but nothing is proven about inputs near this one."
-    change = (_column_change if kind == "table" else _number_change)(prediction.radius, kind, norm)
+    change = _number_change(size, kind, norm) if schema is None else _column_change(size, norm)
     sure = f"wrong with probability at most {failure_prob:g}" if failure_prob else "for certain"
     return f"Proven: {change}, and the answer stays the same; {sure}."
 
@@ -213,9 +226,14 @@ def _number_change(radius: float, kind: str, norm: str) -> str:
     }[norm]
 
 
-def _column_change(radius: float, kind: str, norm: str) -> str:
-    # A millionth of the range is more than scaling rounds.
-    size = f"less than {round_down(100 * min(max(radius - 1e-6, 0.0), 1.0), digits=3):g} % of its range"
+def _column_share(radius: float, norm: str, schema: Schema) -> float:
+    """Return the share of its range that every numeric column may move by, whatever scaling rounds."""
+    widths = {c.name: c.maximum - c.minimum for c in schema.columns if c.minimum is not None and c.maximum is not None}
+    return min((r / widths[name] for name, r in schema.column_radii(radius, norm).items()), default=0.0) * (1 - 1e-9)
+
+
+def _column_change(share: float, norm: str) -> str:
+    size = f"less than {round_down(100 * share, digits=3):g} % of its range"
     if norm == "linf":
         return f"every numeric column may change by {size}, all of them at once, categories staying as they are"
     return f"any one numeric column may change by {size}, the others staying as they are"

@@ -97,16 +97,18 @@ class InputReader:
         valid = f"valid: lists of numbers of shape {list(self.shape)}"
         if not _has_shape(pixels, self.shape):
             raise InvalidInputError(f"pixels are of another shape, or not numbers; {valid}")
-        values = torch.tensor(pixels, dtype=torch.float32).reshape(self.shape)
-        if not bool(torch.isfinite(values).all()):
+        values = torch.tensor(pixels, dtype=torch.float64).reshape(self.shape)
+        single = values.float()
+        if not bool(torch.isfinite(single).all()):
             raise InvalidInputError(f"pixels hold a number beyond single precision; {valid}")
         if self.input_range is not None:
             low, high = self.input_range
             if not bool(((values >= low) & (values <= high)).all()):
                 raise InvalidInputError(
-                    f"pixels are {float(values.min()):g} to {float(values.max()):g}; valid: {low:g} to {high:g}"
+                    f"pixels are {float(values.min())!r} to {float(values.max())!r}; valid: {low:g} to {high:g}"
                 )
-        return values
+        # A radius is about the numbers that were given, not about ones that were rounded.
+        return single if bool((single == values).all()) else values
 
     def _row(self, row: dict[str, Any]) -> Tensor:
         assert self.schema is not None

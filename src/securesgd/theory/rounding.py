@@ -1,6 +1,6 @@
 """Numbers shortened for people to read: a printed bound stays one, no printed epsilon is below the computed one."""
 
-__all__ = ["round_down", "round_up"]
+__all__ = ["probability_of_success", "round_down", "round_up"]
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
@@ -26,3 +26,8 @@ def round_down(value: float, *, digits: int = 4) -> float:
     if value == 0 or not math.isfinite(value):
         return value
     return float(Context(prec=digits, rounding=ROUND_FLOOR).plus(Decimal(repr(float(value)))))
+
+
+def probability_of_success(failure_prob: float) -> str:
+    """Return 1 - failure_prob as a text, rounded down to 15 digits: never 1 if something may fail."""
+    return f"{Context(prec=15, rounding=ROUND_FLOOR).subtract(Decimal(1), Decimal(repr(float(failure_prob)))):f}"
