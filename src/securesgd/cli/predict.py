@@ -16,7 +16,6 @@ from rich.text import Text
 from securesgd.cli.app import Device, Network, app
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, printable
-from securesgd.theory.rounding import round_down
 
 if TYPE_CHECKING:
     from securesgd.certificates.certify import CertifyProgress
@@ -117,6 +116,8 @@ def _print_csv(result: "FilePredictions") -> None:
 
 def _print_table(result: "FilePredictions", radius: float | None) -> None:
     """Print the first inputs, how many more there are, and what is proven about all of them."""
+    from securesgd.theory.rounding import round_down
+
     shown = result.predictions[:_SHOWN]
     with_rows = any(row.place.row is not None for row in shown)
     table = Table()
