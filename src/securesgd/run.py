@@ -6,7 +6,7 @@ on the command line is one of these calls.
 
 __all__ = ["Prediction", "Run", "load_run"]
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +38,8 @@ from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.export import export_onnx
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.prediction import OnProgress, Prediction, as_batch, predict_batch, prediction_range, prediction_settings
-from securesgd.privacy import PrivacyStatement, read_ledger
+from securesgd.privacy import FullStatement, PrivacyStatement, read_ledger, run_statement
+from securesgd.privacy.group import GROUP_SIZES
 from securesgd.report.gallery import draw_gallery
 from securesgd.report.model_card import refresh_model_card
 from securesgd.report.page import report
@@ -86,6 +87,13 @@ class Run:
                 "were cut off; put the whole one back"
             )
         return ledger.statement
+
+    def statement(self, *, groups: Iterable[int] = GROUP_SIZES) -> FullStatement:
+        """Return the privacy statement in full: what it rests on, attacks, and people with several examples.
+
+        Raises: as `privacy.run_statement`, which reads unfinished runs too.
+        """
+        return run_statement(self.path, groups=groups)
 
     @cached_property
     def _metrics(self) -> RunMetrics:

@@ -5,7 +5,7 @@ delta of the statement the epsilon of k examples is *larger* than k·epsilon: in
 examples may enter the same batch. `loss_distribution` computes the mixture of those cases.
 """
 
-__all__ = ["GROUP_SIZES", "group_epsilon", "protected_groups"]
+__all__ = ["GROUP_SIZES", "KNOWN_EVENTS", "group_epsilon", "protected_groups"]
 
 import math
 from collections.abc import Iterable
@@ -18,7 +18,8 @@ from securesgd.validate import validate_count, validate_delta
 
 GROUP_SIZES = (2, 5, 10)
 """Numbers of examples of one person that a statement is about."""
-_KNOWN = (GaussianRelease, SampledGaussianSteps, UnprotectedRelease)
+KNOWN_EVENTS: tuple[type, ...] = (GaussianRelease, SampledGaussianSteps, UnprotectedRelease)
+"""Kinds of events whose privacy loss is known for any number of examples; unprotected ones lose all."""
 
 
 def protected_groups(events: Iterable[PrivacyEvent]) -> Composition:
@@ -28,8 +29,8 @@ def protected_groups(events: Iterable[PrivacyEvent]) -> Composition:
     """
     events = tuple(events)
     for event in events:
-        if type(event) not in _KNOWN:
-            names = ", ".join(kind.__name__ for kind in _KNOWN)
+        if type(event) not in KNOWN_EVENTS:
+            names = ", ".join(kind.__name__ for kind in KNOWN_EVENTS)
             raise InvalidInputError(f"the trade-off curve of {type(event).__name__} is not known here; valid: {names}")
     return compose(events)
 

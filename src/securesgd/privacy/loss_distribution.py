@@ -63,7 +63,7 @@ class LossCurve(NamedTuple):
     @property
     def epsilons(self) -> Array:
         """The points of the grid, increasing; negative ones too."""
-        return (self.lowest + np.arange(len(self.deltas))) * self.interval
+        return (self.lowest + np.arange(len(self.deltas), dtype=np.float64)) * self.interval
 
     def epsilon(self, delta: float) -> float:
         """Return the least epsilon >= 0 whose divergence is at most `delta`; inf if the last one is larger."""
@@ -88,10 +88,11 @@ class _Loss(NamedTuple):
 
 @lru_cache(maxsize=16)
 def loss_curves(groups: tuple[Group, ...], examples: int = 1) -> tuple[LossCurve, LossCurve]:
-    """Return the divergences of the composed groups for a person with so many examples: (with, without), (without, with).
+    """Return the divergences of the composed groups for a person with so many examples, in both directions.
 
-    Guarantee: each delta is an upper bound of the true divergence, for adding or removing the examples and for replacing
-    them by ones that contribute nothing.
+    The first is with the person against without, the second the reverse.
+    Guarantee: each delta is an upper bound of the true divergence, for adding or removing the examples and for
+    replacing them by ones that contribute nothing.
     Assumes: `groups` are those of a `Composition`, at least one.
     Raises: InvalidInputError for a number of examples outside 1 to 100, or a privacy loss beyond what a grid can hold.
     """
@@ -186,7 +187,7 @@ class _Mixture:
         """Return the loss of one step on the grid, (with, without) and (without, with)."""
         first, last = math.floor(low / interval), math.ceil(high / interval)
         last = max(last, first + 1)
-        ends = np.arange(first, last + 1) * interval
+        ends = np.arange(first, last + 1, dtype=np.float64) * interval
         points = np.concatenate([[-math.inf], self._points(ends), [math.inf]])
         added, null = self._masses(points)
         inner, outer = added[1:-1], null[1:-1]

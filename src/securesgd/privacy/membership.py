@@ -32,7 +32,7 @@ from securesgd.privacy.loss_distribution import LossCurve, loss_curves
 from securesgd.validate import Array, validate_delta
 
 FALSE_POSITIVE_RATES = (0.01, 0.001)
-_SLACK = 0.01  # of delta
+_SLACK = 100  # times smaller than delta
 _KNOTS = 20_000
 _LARGEST_MU = 1e4
 _LARGEST_EXPONENT = 700.0
@@ -65,9 +65,11 @@ def membership_bounds(
     if composition.unprotected:
         return no_bounds(rates)
     if not composition.groups:
-        return MembershipBounds(mu=0.0, slack=0.0, regret=0.0, true_positive_rates=tuple(zip(rates, rates, strict=True)))
+        return MembershipBounds(
+            mu=0.0, slack=0.0, regret=0.0, true_positive_rates=tuple(zip(rates, rates, strict=True))
+        )
     curves = loss_curves(composition.groups)
-    slack = max(_SLACK * delta, 10 * max(float(curve.deltas[-1]) for curve in curves))
+    slack = max(delta / _SLACK, 10 * max(float(curve.deltas[-1]) for curve in curves))
     epsilons, deltas = _envelope(curves, slack)
     mu = _least_mu(epsilons, deltas, slack)
     return MembershipBounds(
@@ -106,7 +108,7 @@ def _envelope(curves: Sequence[LossCurve], slack: float) -> tuple[Array, Array]:
     stride = max(1, max(ends) // _KNOTS)
     knots = np.arange(0, max(*ends, 1) + 2 * stride, stride)
     deltas = [curve.deltas[np.clip(knots - curve.lowest, 0, len(curve.deltas) - 1)] for curve in curves]
-    return knots * curves[0].interval, np.max(deltas, axis=0)
+    return knots.astype(np.float64) * curves[0].interval, np.max(deltas, axis=0)
 
 
 def _gaussian_curve(mu: float, epsilons: Array) -> tuple[Array, Array]:
