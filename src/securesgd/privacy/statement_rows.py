@@ -80,7 +80,7 @@ def _meaning_rows(full: "FullStatement") -> list[Row]:
     rows: list[Row] = []
     if full.membership is not None:
         members = full.membership
-        limits = f"up to {_digits(members.slack)} of probability; regret {_digits(members.regret)}"
+        limits = f"up to {members.slack:.3g} of probability; regret {round_up(members.regret, digits=2):.2g}"
         meaning = f"an attack does no better than telling N(0, 1) from N(mu, 1), {limits}"
         rows.append(("mu of Gaussian DP", _claimed(full, _bound(members.mu)), meaning))
         for false, true in members.true_positive_rates:
@@ -183,10 +183,6 @@ def _bound(value: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{round_up(100 * share, digits=3):.3g} %"
-
-
-def _digits(value: float) -> str:
-    return f"{round_up(value, digits=2):.2g}"
 
 
 def _count(size: int | None) -> str:
