@@ -164,7 +164,7 @@ def test_a_person_with_more_than_the_grid_can_hold(tmp_path):
 
 @pytest.mark.parametrize("size", [1, 0, -2, 101, 2.0, "2"])
 def test_a_wrong_group(tmp_path, size):
-    with pytest.raises(InvalidInputError, match="group is .*; valid: an integer from 2 to 100"):
+    with pytest.raises(InvalidInputError, match=r"group is .*; valid: an integer from 2 to 100"):
         full_statement(contents(tmp_path, STEPS), groups=[size])
 
 

@@ -39,7 +39,7 @@ def densities(rate, noise, examples, points):
 
 def true_delta(rate, noise, examples, count, epsilon):
     """The larger divergence of both directions, by the midpoint rule in one or two dimensions."""
-    cells = 400_000 if count == 1 else 3000
+    cells = 200_000 if count == 1 else 2000
     low, high = -9.0, 9.0 + examples / noise
     width = (high - low) / cells
     points = low + (np.arange(cells) + 0.5) * width
@@ -63,7 +63,7 @@ def test_one_and_two_steps_are_the_integral_of_the_densities(rate, noise, exampl
 
 def convolved_epsilon(rate, noise, examples, count, delta):
     """Three and more steps by convolving the losses on a fine grid, each split between its neighbours; no bound."""
-    width, points = 2e-4, np.linspace(-9, 9 + examples / noise, 600_001)
+    width, points = 2e-4, np.linspace(-9, 9 + examples / noise, 300_001)
     present, absent = (values * (points[1] - points[0]) for values in densities(rate, noise, examples, points))
     losses = np.log(present) - np.log(absent)
     results = []
@@ -84,7 +84,7 @@ def convolved_epsilon(rate, noise, examples, count, delta):
     return max(results)
 
 
-@pytest.mark.parametrize("examples", [1, 2, 5])
+@pytest.mark.parametrize("examples", [1, 3])
 def test_three_steps_are_the_convolution(examples):
     found = group_epsilon([steps(0.2, 1.0, 3)], 1e-5, examples)
     assert found == pytest.approx(convolved_epsilon(0.2, 1.0, examples, 3, 1e-5), rel=2e-5)
@@ -168,7 +168,7 @@ def test_what_cannot_be_computed_says_so():
 
     with pytest.raises(InvalidInputError, match="RepeatedSelection is not known here"):
         group_epsilon([release(1.0), RepeatedSelection()], 1e-5, 2)
-    with pytest.raises(InvalidInputError, match="valid: from .* what floating point resolves"):
+    with pytest.raises(InvalidInputError, match=r"valid: from .* what floating point resolves"):
         group_epsilon([steps(0.1, 1.0, 100)], 1e-15, 2)
     with pytest.raises(InvalidInputError, match="more noise"):
         group_epsilon([release(0.02)], 1e-5, 10)

@@ -41,7 +41,7 @@ def group_epsilon(events: Iterable[PrivacyEvent], delta: float, examples: int) -
     Guarantee: publishing all the events' results is (epsilon, delta)-differentially private when all of the person's
     examples are added, removed or zeroed out at once. An upper bound, by privacy loss distributions in both directions
     whatever the accountant of the run; inf if an event has no noise or no guarantee, 0 without events. One example
-    costs what `epsilon_spent` says, but for the grid (relative 1e-3).
+    costs what `epsilon_spent` says by PLD, up to the grids of both.
     Assumes: each example enters each step by its own coin, whichever others do.
     Raises: InvalidInputError for an event of another kind, a delta below what floating point resolves, a number of
     examples outside 1 to 100, or a loss beyond what the grid can hold.

@@ -42,6 +42,7 @@ _WRAPPED = 1e-15  # mass that a convolution may cut off, each
 _EXCESS = 1e-5  # of epsilon per example of the person, which the interval is chosen for
 _MOST_CELLS = 400_000  # of one step; a longer range has a wider interval
 _LEAST_CELLS = 4_000
+_MOST_POINTS = 2_000_000  # about, of the composition
 _WIDEST = 0.1
 _SPLIT_ERROR = 1e-7  # of a cell's mass; differences of masses lose at most 1e-8 by rounding
 _SMALLEST, _LARGEST_EXPONENT = 1e-280, 600.0
@@ -103,11 +104,16 @@ def loss_curves(groups: tuple[Group, ...], examples: int = 1) -> tuple[LossCurve
     spans = [mixture.span(cut) for mixture in mixtures]
     longest = max(high - low for low, high in spans)
     interval = min(examples * math.sqrt(_EXCESS / steps), longest / _LEAST_CELLS, _WIDEST)
-    interval = max(interval, longest / _MOST_CELLS)
+    rough = [mixture.losses(longest / _LEAST_CELLS, *span) for mixture, span in zip(mixtures, spans, strict=True)]
+    variance = (
+        sum(group.steps * max(map(_variance, pair)) for group, pair in zip(groups, rough, strict=True))
+        * (longest / _LEAST_CELLS) ** 2
+    )
+    interval = max(interval, longest / _MOST_CELLS, 20 * math.sqrt(variance) / _MOST_POINTS)
     if interval > _WIDEST:
         raise InvalidInputError(
             f"one step can lose {longest:.3g} of privacy for {examples} examples; valid: up to "
-            f"{_WIDEST * _MOST_CELLS:,.0f}, with more noise"
+            f"{_WIDEST * _MOST_CELLS:,.0f}, less over many steps: with more noise"
         )
     pairs = [mixture.losses(interval, *span) for mixture, span in zip(mixtures, spans, strict=True)]
     rounding = FFT_ERROR_BASE + FFT_ERROR_PER_STEP * steps
@@ -203,6 +209,13 @@ class _Mixture:
         forward[0] += added[0]
         backward[-1] += null[-1]
         return _Loss(first, forward, float(added[-1])), _Loss(-last, backward[::-1].copy(), float(null[0]))
+
+
+def _variance(loss: _Loss) -> float:
+    """Return the variance of a loss in units of the squared interval."""
+    places = np.arange(len(loss.masses), dtype=np.float64)
+    mean = float(loss.masses @ places)
+    return float(loss.masses @ (places - mean) ** 2)
 
 
 def _split(mass: Array, other: Array, lower: Array, share: float) -> Array:

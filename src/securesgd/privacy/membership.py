@@ -9,8 +9,8 @@ mu. A release is mu-Gaussian-DP if no attack on it does better than the best att
 against N(mu, 1). One number then says what a whole curve of (epsilon, delta) says. DP-SGD has tails that no mu of use
 covers: with a probability far below delta, the example enters every batch. So mu is the smallest for which
     true positive rate <= Phi(Phi^-1(false positive rate) + mu) + slack      for every attack
-where `slack` is a hundredth of delta. `regret` says how far the curve of mu is from the computed one (of both directions
-and their mixtures): an attack of the one becomes one of the other if both of its rates are moved by so much.
+where `slack` is a hundredth of delta. `regret` says how far the curve of mu is from the computed one (of both
+directions and their mixtures): an attack of the one becomes one of the other if both of its rates are moved by so much.
 
 Reference: Dong, Roth and Su 2019 (arXiv:1905.02383); the regret is the Delta-divergence of Kaissis et al. 2024
 (arXiv:2406.08918), used to report mu by Gomez et al. 2025 (arXiv:2503.10945).
