@@ -39,7 +39,7 @@ def densities(rate, noise, examples, points):
 
 def true_delta(rate, noise, examples, count, epsilon):
     """The larger divergence of both directions, by the midpoint rule in one or two dimensions."""
-    cells = 200_000 if count == 1 else 2000
+    cells = 200_000 if count == 1 else 3000
     low, high = -9.0, 9.0 + examples / noise
     width = (high - low) / cells
     points = low + (np.arange(cells) + 0.5) * width
