@@ -77,7 +77,7 @@ MUTATIONS = {
     "noise reused at every step": ("runtime/randomness.py", 'child(f"{purpose} {step}")', 'child(f"{purpose}")', "runtime/test_randomness.py"),
     "one key for all who share a seed": ("training/accounted_run.py", "Randomness.from_seed(seed, context)", 'Randomness.from_seed(seed, "")', "training/test_claims.py -k one_seed"),
     "seeded noise on other first weights": ("training/accounted_run.py", " {data_digest} {tensors_digest(initial.tensors)}", " {data_digest}", "training/test_claims.py -k share"),
-    "a seeded run guaranteed": ("privacy/statement.py", "if noise is not None and noise.seeded and composition.groups:", "if False:", "training/test_loop.py -k secret"),
+    "a seeded run guaranteed": ("privacy/statement.py", "if noise is not None and noise.seeded and groups:", "if False:", "training/test_loop.py -k secret"),
     "adjacency not told": ("training/settings.py", 'return "zero-out" if self.sampling_rate is None and self.population is None else "add-or-remove-one"', 'return "add-or-remove-one"', "training/test_claims.py -k adjacency"),
     "private number of examples in the ledger": ("training/accounted_run.py", 'dataset_size=examples if settings.adjacency == "zero-out" else settings.population', "dataset_size=examples", "training/test_claims.py -k adjacency"),
     "values near a half rounded by guess": ("runtime/rounded_gaussian.py", "0.5 - scale * TOLERANCE", "0.5 + scale * TOLERANCE", "runtime/test_rounded_gaussian.py -k doubtful"),
