@@ -22,6 +22,7 @@ from securesgd.privacy.repeat_and_select import trial_count
 from securesgd.run import Run, load_run
 from securesgd.run_training import train_run
 from securesgd.runtime.import_path import is_import_path
+from securesgd.runtime.processes import Processes
 from securesgd.training.examples import as_examples, data_digest
 from securesgd.training.loop import remember_weights
 from securesgd.tuning_folder import TuningFolder
@@ -83,6 +84,8 @@ def tune(
     number of right answers, with Gaussian noise of standard deviation `score_noise` if they are private.
     `loaded` are the data that the configuration names, if they were read before. `device` is as in `train_run`.
     """
+    if Processes().count > 1:
+        raise InvalidInputError("a search runs in one process; valid: without torchrun")
     folder = TuningFolder(out)
     folder.require(resume)
     tried = candidates(config, tries)

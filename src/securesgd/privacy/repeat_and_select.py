@@ -13,6 +13,7 @@ __all__ = ["calibrated_repeat_and_select", "trial_count", "trial_count_pmf"]
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from mpmath.ctx_mp import MPContext
@@ -93,6 +94,7 @@ def calibrated_repeat_and_select(
     return event_at(k)
 
 
+@cache
 def _context() -> Any:
     context = MPContext()
     context.prec = _PRECISION
