@@ -30,6 +30,7 @@ LAYERS = (
     ("attacks",),
     ("report",),
     ("export", "new_inputs", "predict_files", "prediction", "run", "run_data", "run_training"),
+    ("tuning", "tuning_folder", "tuning_search"),
     ("reproduce",),
     ("serve",),
     ("cli",),

@@ -23,6 +23,7 @@ BLOCKS = {name: blocks(path) for name, path in PAGES.items()}
 # Commands are run as printed; these options come after the printed ones and replace them, so that it takes seconds.
 SMALL = {
     "train": "--set steps=2 --set copies=1 --set accountant=rdp",
+    "tune": "--set steps=2 --set batch_size=32 --trials-mean 1",
     "plan": "--set accountant=rdp",
     "certify": "--draws 40 --selection-draws 10 --examples 6 --again",
     "attack": "--examples 2 --eot 1 --steps 2 --restarts 1 --draws 20 --certify-draws 20 --no-probes",
@@ -55,7 +56,7 @@ def run_command(words: list[str], tiny_run: Path) -> None:
         name, *options = words[words.index("securesgd") + 1 :]  # also what torchrun starts
         parsed([name, *options])
         for word in options:
-            if name != "train" and re.fullmatch(r"runs/[\w-]+", word) and not Path(word).exists():
+            if name not in ("train", "tune") and re.fullmatch(r"runs/[\w-]+", word) and not Path(word).exists():
                 shutil.copytree(tiny_run, word)
         small = [] if "--resume" in options else shlex.split(SMALL.get(name, ""))
         if name == "train" and small and not any(Path(word).exists() for word in options):

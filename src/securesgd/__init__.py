@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from securesgd.training.interrupt import TrainingInterrupted
     from securesgd.training.loop import StepReport
     from securesgd.training.tensorboard import tensorboard_logger
+    from securesgd.tuning import tune
 
 __version__ = "0.2.0"
 
@@ -57,6 +58,7 @@ __all__ = [
     "network",
     "tensorboard_logger",
     "train",
+    "tune",
     "verify",
 ]
 
@@ -86,6 +88,7 @@ _MODULES = {
     "network": "models.networks",
     "tensorboard_logger": "training.tensorboard",
     "train": "run_training",
+    "tune": "tuning",
     "verify": "certificates.verify",
 }
 

@@ -2,6 +2,7 @@
 
     SecureSGDError            the base: catch this to catch them all
     ├── InvalidInputError     a value is outside what a function or theorem allows (also a ValueError)
+    │   └── DivergedError     training ended with weights that are not finite
     ├── PrivacyError          a step would break, or could not prove, the privacy statement
     ├── DamagedFileError      a file of a run folder is missing parts, foreign or corrupt
     └── DataUnavailableError  a data set could be had from none of its origins
@@ -13,6 +14,7 @@ exits with code 2.
 __all__ = [
     "DamagedFileError",
     "DataUnavailableError",
+    "DivergedError",
     "InvalidInputError",
     "PrivacyError",
     "SecureSGDError",
@@ -30,6 +32,10 @@ class SecureSGDError(Exception):
 
 class InvalidInputError(SecureSGDError, ValueError):
     """A value is outside what the function or the theorem behind it allows."""
+
+
+class DivergedError(InvalidInputError):
+    """Weights are not finite any more: a setting of the training, most likely its learning rate, is too large."""
 
 
 class PrivacyError(SecureSGDError):

@@ -1,6 +1,6 @@
 """`securesgd train`: a run folder from a data set and a method."""
 
-__all__ = ["train", "training_progress"]
+__all__ = ["print_run", "train", "training_progress"]
 
 import json
 import math
@@ -107,10 +107,10 @@ def train(
         training_progress(chosen.training.epsilon, chosen.training.steps, tensorboard) as on_step,
     ):
         run = train_run(chosen, out, loaded=loaded, resume=resume, finish=finish, on_step=on_step, device=device)
-    _print_run(run, as_json=as_json, note=f"{out} is finished already" if was_complete else "")
+    print_run(run, as_json=as_json, note=f"{out} is finished already" if was_complete else "")
 
 
-def _print_run(run: "Run", *, as_json: bool, note: str) -> None:
+def print_run(run: "Run", *, as_json: bool, note: str) -> None:
     """Print the privacy statement and the accuracy of a finished run."""
     accuracy, images = run.test_accuracy, run.test_images  # before anything is printed: metrics.jsonl may be damaged
     steps, planned = run.record.get("steps"), run.config.training.steps

@@ -8,6 +8,7 @@ from securesgd.privacy.calibration import affordable_steps, calibrated_noise_mul
 from securesgd.privacy.events import (
     GaussianRelease,
     PrivacyEvent,
+    RepeatAndSelect,
     SampledGaussianSteps,
     UnprotectedRelease,
     dp_event,
@@ -34,6 +35,7 @@ __all__ = [
     "NoiseScheme",
     "PrivacyEvent",
     "PrivacyStatement",
+    "RepeatAndSelect",
     "Reservation",
     "SampledGaussianSteps",
     "UnprotectedRelease",

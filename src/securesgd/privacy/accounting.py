@@ -41,10 +41,12 @@ def composition_epsilon(composition: Composition, delta: float, accountant: Acco
     """Return the epsilon of a composition; `epsilon_spent` without the checks."""
     if composition.unprotected:
         return math.inf
-    if not composition.groups:
+    if composition.selections and accountant != "rdp":
+        raise InvalidInputError(f"the best of several trials is accounted for by rdp only, got accountant {accountant}")
+    if not composition.groups and not composition.selections:
         return 0.0
     if accountant == "rdp":
-        return rdp_epsilon(composition.groups, delta)
+        return rdp_epsilon(composition.groups, delta, selections=composition.selections)
     return pld_epsilon(composition.groups, delta)
 
 

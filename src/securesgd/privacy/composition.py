@@ -4,7 +4,7 @@ Composition does not care about order, so equal steps merge into one entry with 
 sampling merge exactly into one Gaussian. A training run of thousands of blocks costs as much as one event.
 """
 
-__all__ = ["Composition", "Group", "compose"]
+__all__ = ["Composition", "Group", "Selection", "compose"]
 
 import math
 from collections.abc import Iterable
@@ -14,6 +14,7 @@ from securesgd.errors import InvalidInputError
 from securesgd.privacy.events import (
     GaussianRelease,
     PrivacyEvent,
+    RepeatAndSelect,
     SampledGaussianSteps,
     UnprotectedRelease,
 )
@@ -33,15 +34,24 @@ class Group(NamedTuple):
     steps: int
 
 
+class Selection(NamedTuple):
+    """The best of a random number of trials (`RepeatAndSelect`), each of which is the composition of `groups`."""
+
+    groups: tuple[Group, ...]
+    mean: float
+    shape: float
+
+
 class Composition(NamedTuple):
     """The sum of a list of events: hashable, independent of their order.
 
     `groups` are the protected releases; `unprotected` the reasons why there is no guarantee (empty if there
-    is one).
+    is one); `selections` the best of several trials, which RDP alone accounts for.
     """
 
     groups: tuple[Group, ...]
     unprotected: tuple[str, ...]
+    selections: tuple[Selection, ...] = ()
 
 
 def compose(events: Iterable[PrivacyEvent]) -> Composition:
@@ -53,6 +63,7 @@ def compose(events: Iterable[PrivacyEvent]) -> Composition:
     """
     counts: dict[tuple[float, float], int] = {}
     reasons: list[str] = []
+    selections: list[Selection] = []
     for event in events:
         match event:
             case GaussianRelease():
@@ -61,6 +72,11 @@ def compose(events: Iterable[PrivacyEvent]) -> Composition:
                 name, rate, steps = "DP-SGD steps", event.sampling_rate, event.steps
             case UnprotectedRelease():
                 reasons.append(f"{event.label}: {event.reason}")
+                continue
+            case RepeatAndSelect():
+                trial = compose(event.trial)
+                reasons.extend(trial.unprotected)
+                selections.append(Selection(trial.groups, event.mean, event.shape))
                 continue
             case _:
                 raise InvalidInputError(f"event is {event!r}; valid: a securesgd.privacy event")
@@ -75,4 +91,4 @@ def compose(events: Iterable[PrivacyEvent]) -> Composition:
         # sorted, so that the last bit of the sum does not depend on the order of the events
         merged = 1 / math.sqrt(math.fsum(sorted(steps / noise**2 for noise, steps in unsampled)))
         groups.append(Group(1.0, merged, 1))
-    return Composition(tuple(sorted(groups)), tuple(dict.fromkeys(reasons)))
+    return Composition(tuple(sorted(groups)), tuple(dict.fromkeys(reasons)), tuple(sorted(selections)))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from securesgd.errors import InvalidInputError
 from securesgd.privacy.composition import compose
-from securesgd.privacy.events import PrivacyEvent, SampledGaussianSteps, event_json
+from securesgd.privacy.events import PrivacyEvent, RepeatAndSelect, SampledGaussianSteps, event_json
 from securesgd.privacy.group import GROUP_SIZES, KNOWN_EVENTS, group_epsilon
 from securesgd.privacy.ledger import LedgerContents
 from securesgd.privacy.loss_distribution import LARGEST_GROUP
@@ -59,13 +59,18 @@ class FullStatement:
 
     @property
     def charged_steps(self) -> int:
-        """The DP-SGD steps that are paid for; a run that was stopped may have taken fewer."""
-        return sum(event.steps for event in self.releases if isinstance(event, SampledGaussianSteps))
+        """The DP-SGD steps that are paid for, of each trial if there are trials; a stopped run may have taken fewer."""
+        return sum(
+            event.steps
+            for release in self.releases
+            for event in (release.trial if isinstance(release, RepeatAndSelect) else (release,))
+            if isinstance(event, SampledGaussianSteps)
+        )
 
     @property
-    def tuning_runs(self) -> int | None:
-        """The training runs, besides this one, that the ledger charges: 0; None if it has other kinds of events."""
-        return 0 if all(type(event) in KNOWN_EVENTS for event in self.releases) else None
+    def tuning_runs(self) -> float:
+        """How many training runs the ledger charges for the choice of settings, on average: 0 without a search."""
+        return sum(event.mean for event in self.releases if isinstance(event, RepeatAndSelect))
 
     @property
     def claimed_membership(self) -> MembershipBounds | None:

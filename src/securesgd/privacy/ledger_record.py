@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError
 from securesgd.privacy.accounting import ADJACENCIES, Adjacency, validate_accountant
-from securesgd.privacy.events import PrivacyEvent, SampledGaussianSteps, event_from_json, event_json
+from securesgd.privacy.events import PrivacyEvent, RepeatAndSelect, SampledGaussianSteps, event_from_json, event_json
 from securesgd.privacy.statement import NoiseScheme
 from securesgd.runtime.hash_chain import Chain
 from securesgd.validate import validate_count, validate_delta, validate_positive, validate_text
@@ -136,6 +136,8 @@ def parse_ledger(chain: Chain, path: Path) -> tuple[Header, Sequence[Record]]:
         for body in chain.bodies[1:]:
             line += 1
             records.append(Record.from_body(body))
+            if isinstance(records[-1].event, RepeatAndSelect) and header.accountant != "rdp":
+                raise InvalidInputError(f"accountant is {header.accountant!r}; valid for a repeat-and-select: rdp")
     except InvalidInputError as error:
         raise DamagedFileError(f"{path}, line {line}: {error}; the file was left untouched") from None
     return header, records

@@ -145,13 +145,14 @@ def privacy_statement(
     cautions = []
     if dataset_size is not None and delta * validate_count("dataset_size", dataset_size, at_least=1) > 1:
         cautions.append(f"delta = {delta:g} is above 1/n for n = {dataset_size}")
-    if composition.groups and min(group.noise_multiplier for group in composition.groups) < 0.1:
+    groups = [*composition.groups, *(group for trial in composition.selections for group in trial.groups)]
+    if groups and min(group.noise_multiplier for group in groups) < 0.1:
         cautions.append("a noise multiplier below 0.1 protects next to nothing")
     accounted = composition_epsilon(composition._replace(unprotected=()), delta, name)
     reasons = composition.unprotected
     if not reasons and math.isinf(accounted):
         reasons = ("no finite epsilon could be computed",)
-    if noise is not None and noise.seeded and composition.groups:
+    if noise is not None and noise.seeded and groups:
         reasons = (*reasons, SEEDED)
     return PrivacyStatement(
         epsilon=math.inf if reasons else accounted,

@@ -16,7 +16,7 @@ __all__ = [
 import math
 from typing import TYPE_CHECKING
 
-from securesgd.privacy.events import GaussianRelease, SampledGaussianSteps, UnprotectedRelease
+from securesgd.privacy.events import GaussianRelease, RepeatAndSelect, SampledGaussianSteps, UnprotectedRelease
 from securesgd.theory.rounding import round_up
 
 if TYPE_CHECKING:
@@ -112,12 +112,14 @@ def _mechanism_rows(full: "FullStatement") -> list[Row]:
 
 def _origin_rows(full: "FullStatement") -> list[Row]:
     claim = full.statement
-    runs = "0 in the ledger" if full.tuning_runs == 0 else "the ledger has further kinds of events"
+    runs = "0 in the ledger"
+    if full.tuning_runs:
+        runs = f"a secret number, {full.tuning_runs:g} on average; all are in epsilon"
     return [
         *(("released", text, "covered by epsilon") for text in released(full)),
         *(("not covered", text, "no epsilon is about it") for text in not_covered(full)),
         *(("assumed", text, "without it the statement is void") for text in assumptions(full)),
-        ("tuning runs", runs, "training runs, besides this one, that settings were chosen by"),
+        ("tuning runs", runs, "training runs that settings were chosen by, as far as they are paid for"),
         ("accountant", f"{claim.accountant.upper()} of {claim.accountant_version}", "what computed epsilon"),
         *((f"version of {name}", version or "not recorded", "") for name, version in full.versions.items()),
     ]
@@ -125,7 +127,8 @@ def _origin_rows(full: "FullStatement") -> list[Row]:
 
 def released(full: "FullStatement") -> tuple[str, ...]:
     """Return what epsilon covers."""
-    labels = dict.fromkeys(event.label for event in full.releases if isinstance(event, GaussianRelease))
+    kinds = GaussianRelease | RepeatAndSelect
+    labels = dict.fromkeys(event.label for event in full.releases if isinstance(event, kinds))
     steps = ["the weights after every step, and so the trained model and all checkpoints"] if full.charged_steps else []
     after = ["whatever is computed from these without the training data"] if full.releases else []
     return (*labels, *steps, *after)
@@ -163,6 +166,9 @@ def _release(event: object) -> tuple[str, str]:
             return "release", f"{event.label}, once, noise multiplier {event.noise_multiplier:.6g}"
         case UnprotectedRelease():
             return "release", f"{event.label}, without protection"
+        case RepeatAndSelect():
+            trial = "; ".join(": ".join(_release(part)) for part in event.trial)
+            return "release", f"{event.label}, {event.mean:g} on average, shape {event.shape:g}, each with {trial}"
         case _:  # a kind of event that this statement has no words for
             return "release", type(event).__name__
 

@@ -17,7 +17,13 @@ import jinja2
 from securesgd import __version__
 from securesgd.certificates.rules import INTERVAL
 from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
-from securesgd.privacy.events import GaussianRelease, PrivacyEvent, SampledGaussianSteps, UnprotectedRelease
+from securesgd.privacy.events import (
+    GaussianRelease,
+    PrivacyEvent,
+    RepeatAndSelect,
+    SampledGaussianSteps,
+    UnprotectedRelease,
+)
 from securesgd.privacy.ledger_record import Record
 from securesgd.report.accuracy import accuracy_part, no_accuracy
 from securesgd.report.plots import budget_spent_figure, compared_curves_figure
@@ -223,6 +229,15 @@ def _releases(records: Sequence[Record]) -> list[dict[str, str]]:
                 row |= {"what": event.label, "noise": f"{event.noise_multiplier:.4f}"}
             case UnprotectedRelease():
                 row |= {"what": f"{event.label}: {event.reason}"}
+            case RepeatAndSelect():
+                parts = (
+                    f"{part.steps:,} steps of DP-SGD (sampling rate {part.sampling_rate:.5f})"
+                    if isinstance(part, SampledGaussianSteps)
+                    else part.label
+                    for part in event.trial
+                )
+                row |= {"what": f"{event.label} ({event.mean:g} on average), each: {' and '.join(parts)}"}
+                row |= {"noise": " and ".join(f"{part.noise_multiplier:.4f}" for part in event.trial)}
         rows.append(row)
         last = event
     return [row | {"times": f"{row['times']:,}"} for row in rows]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.errors import DamagedFileError, DivergedError, InvalidInputError
 from securesgd.runtime.tensors import Checkpoint
 from securesgd.training.optimizer import OptimizerFactory, RunOptimizer, SchedulerFactory
 from securesgd.training.settings import TrainingSettings
@@ -83,11 +83,11 @@ class TrainingState:
         """Return if all weights are finite: others have no gradient, and every further step would be noise alone.
 
         This reads released weights only, so that it reveals nothing more about the data.
-        Raises: InvalidInputError with the step and the learning rate.
+        Raises: DivergedError, an InvalidInputError, with the step and the learning rate.
         """
         if not all(bool(torch.isfinite(parameter).all()) for parameter in self.trainable.values()):
             rate = f"learning_rate {self.settings.learning_rate:g}"
-            raise InvalidInputError(
+            raise DivergedError(
                 f"the weights are not finite after step {self.step}; "
                 f"{'the learning rate' if self.optimizer.is_custom else rate} is too large for this model, start a new "
                 "run with a smaller one"
