@@ -12,6 +12,7 @@ import pytest
 from securesgd.errors import InvalidInputError
 from securesgd.privacy import (
     GaussianRelease,
+    RepeatAndSelect,
     Ledger,
     NoiseScheme,
     SampledGaussianSteps,
@@ -137,21 +138,18 @@ def test_the_rdp_accountant_has_its_own_epsilon_and_the_same_other_figures(tmp_p
     assert checked_json(rdp)["accountant"] == "rdp"
 
 
-def test_an_event_of_another_kind_makes_figures_unavailable_not_wrong(tmp_path):
-    class RepeatedSelection:
-        pass
-
-    ledger = contents(tmp_path, STEPS)
-    further = replace(ledger, records=(*ledger.records, replace(ledger.records[0], event=RepeatedSelection())))
-    full = full_statement(further)
+def test_a_search_of_settings_makes_figures_unavailable_not_wrong(tmp_path):
+    full = full_statement(contents(tmp_path, RepeatAndSelect(trial=(STEPS,), mean=5.0, shape=1.0), accountant="rdp"))
     record, rows = checked_json(full), values(full)
-    assert record["gaussian_dp"] is record["membership_attacks"] is record["tuning_runs"] is None
+    assert record["gaussian_dp"] is record["membership_attacks"] is None
     assert [x["epsilon"] for x in record["groups"]] == [None, None, None]
     assert len(record["not_available"]) == 4
-    assert all("RepeatedSelection" in reason for reason in record["not_available"])
+    assert all("RepeatAndSelect" in reason for reason in record["not_available"])
     assert "mu of Gaussian DP" not in rows
-    assert "RepeatedSelection" in rows["not available"]
-    assert record["releases"][-1] == {"kind": "RepeatedSelection"}
+    assert (record["tuning_runs"], record["charged_steps"]) == (5, STEPS.steps)
+    assert "5 on average" in rows["tuning runs"]
+    assert record["releases"][-1]["kind"] == "repeat-and-select"
+    assert f"{STEPS.steps:,} × rate" in rows["release"]
 
 
 def test_a_person_with_more_than_the_grid_can_hold(tmp_path):
