@@ -12,9 +12,9 @@ import pytest
 from securesgd.errors import InvalidInputError
 from securesgd.privacy import (
     GaussianRelease,
-    RepeatAndSelect,
     Ledger,
     NoiseScheme,
+    RepeatAndSelect,
     SampledGaussianSteps,
     UnprotectedRelease,
     full_statement,
