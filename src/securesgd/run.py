@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from securesgd.attacks.evaluate import Evaluation, EvaluationSettings, evaluate_run
-from securesgd.attacks.falsify import check_run
-from securesgd.attacks.falsify_intervals import check_intervals
+from securesgd.attacks.falsify import falsify_run
+from securesgd.attacks.falsify_intervals import falsify_run_intervals
 from securesgd.attacks.settings import AttackFunction, attack_grid
 from securesgd.build import NetworkSource, build_trained_model, require_same_outputs, structure_digest
 from securesgd.certificates.column_radii import (
@@ -203,7 +203,7 @@ class Run:
         picture = draw_gallery(self.path, evaluation, inputs, dataset=self.config.dataset, class_names=class_names)
         return replace(evaluation, picture=picture)
 
-    def check(
+    def falsify(
         self,
         test_set: "Dataset[Any] | tuple[Tensor, Tensor] | None" = None,
         *,
@@ -221,7 +221,7 @@ class Run:
         """
         for name in effort:
             if name not in _EFFORT:
-                raise InvalidInputError(f"unknown setting {name!r} of a check: {nearest(name, _EFFORT)}")
+                raise InvalidInputError(f"unknown setting {name!r} of a search: {nearest(name, _EFFORT)}")
         self.require_own_model()
         settings = CertifySettings(family=family).for_model(self.model)
         key = INTERVAL if settings.family == INTERVAL else norm or self.config.robustness.norm
@@ -229,21 +229,21 @@ class Run:
         records = read_json(path) if path.exists() else {}
         if key not in records:
             what = "interval certificates" if key == INTERVAL else f"certificates in {key}"
-            raise InvalidInputError(f"{self.path} has no {what} to check; certify it first")
+            raise InvalidInputError(f"{self.path} has no {what} to search; certify it first")
         inputs, targets = self._test_set(test_set)
         if records[key]["data"] != examples_digest(inputs, targets):
             raise InvalidInputError(f"the {key} certificates of {self.path} are about another test set; give that one")
         rows = [row for row in read_rows(self.path / names.CERTIFICATES) if record_key(row) == key]
         rows = rows if examples is None else [row for row in rows if row["index"] < examples]
         if key == INTERVAL:
-            return check_intervals(
+            return falsify_run_intervals(
                 self.path, self.model, inputs, rows, records[key]["settings"], on_progress=on_progress,
                 **{name: value for name, value in effort.items() if name in ("restarts", "steps", "seed")},
             )  # fmt: skip
         if not isinstance(self.model, NoisyNetwork):
-            raise InvalidInputError(f"{self.path} has a model without noise, so no certificates in {key} to check")
+            raise InvalidInputError(f"{self.path} has a model without noise, so no certificates in {key} to search")
         bound = known_sensitivity(self.model, key, self.path / names.SENSITIVITY)
-        return check_run(
+        return falsify_run(
             self.path, self.model, inputs, rows,
             certificate_failure_prob=records[key]["settings"]["failure_prob"], direction=bound.direction,
             on_progress=on_progress, **effort,
