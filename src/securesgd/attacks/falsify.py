@@ -6,7 +6,7 @@ means that the certificate is wrong, or is one of the few that its failure proba
 none was found.
 """
 
-__all__ = ["Falsification", "falsify_run", "climb_from_starts", "falsify_certificates", "shrunk"]
+__all__ = ["Falsification", "climb_from_starts", "falsify_certificates", "falsify_run", "shrunk"]
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 The network is deterministic, so one output at a point decides: a flip means that the certificate is wrong.
 """
 
-__all__ = ["falsify_run_intervals", "falsify_intervals"]
+__all__ = ["falsify_intervals", "falsify_run_intervals"]
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

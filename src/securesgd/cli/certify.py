@@ -83,7 +83,7 @@ def certify(
     again: Annotated[bool, typer.Option("--again", help="Replace certificates made with other settings.")] = False,
     falsify: Annotated[
         bool,
-        typer.Option("--falsify", help="Then search the certified balls for a counter-example; exit 1 if there is one."),
+        typer.Option("--falsify", help="Then search certified balls for a counter-example; exit 1 if there is one."),
     ] = False,
     network: Network = "",
     dataset: Dataset = "",
