@@ -32,9 +32,12 @@ from securesgd.certificates.rules import INTERVAL, record_key
 from securesgd.certificates.run_certificates import RunCertificates, certify_run
 from securesgd.certificates.sensitivity import ProvenSensitivities, known_sensitivity
 from securesgd.certificates.stored_certificates import examples_digest
+from securesgd.check.folder import CHECKED, DEFAULT_EXAMPLES, check_files, check_network
+from securesgd.check.outcome import CheckResult
+from securesgd.check.records import unchecked_files
 from securesgd.config import RunConfig, saved_config
 from securesgd.data.load import LoadedData
-from securesgd.errors import DamagedFileError, InvalidInputError, nearest
+from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError, nearest
 from securesgd.export import export_onnx
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.prediction import OnProgress, Prediction, as_batch, predict_batch, prediction_range, prediction_settings
@@ -248,6 +251,29 @@ class Run:
             certificate_failure_prob=records[key]["settings"]["failure_prob"], direction=bound.direction,
             on_progress=on_progress, **effort,
         )  # fmt: skip
+
+    def check(
+        self,
+        test_set: "Dataset[Any] | tuple[Tensor, Tensor] | None" = None,
+        *,
+        examples: int | None = DEFAULT_EXAMPLES,
+        public_key: str | Path | None = None,
+    ) -> CheckResult:
+        """Recompute what the folder claims, from what each claim rests on, and return a line for each. Only reads.
+
+        Guarantee: see docs/check.md. `examples` certificates of each norm, chosen at random (None: all), are computed
+        again. `public_key` is the file of the key that must have signed the folder. `check_run` is for a folder that
+        may be too damaged to be loaded.
+        """
+        self.require_own_model()
+        found: tuple[Tensor, Tensor] | None = None
+        reason = ""
+        try:
+            found = self._test_set(test_set)
+        except SecureSGDError as error:
+            reason = str(error)
+        by_network = check_network(self.path, self.config, self.model, found, reason, examples)
+        return CheckResult((*check_files(self.path, public_key), *by_network, *unchecked_files(self.path, CHECKED)))
 
     def predict(
         self, inputs: Tensor, *, seed: int | None = None, on_progress: OnProgress | None = None, **changes: Any

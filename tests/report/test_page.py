@@ -57,7 +57,7 @@ def finished(tmp_path_factory):
 
 
 def made(folders, tmp_path):
-    missing = report(folders, tmp_path / "report.html")
+    missing = report(folders, tmp_path / "report.html").missing
     return (tmp_path / "report.html").read_text(encoding="utf-8"), missing
 
 
