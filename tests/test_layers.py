@@ -54,7 +54,7 @@ LONGEST, SHORTEST = 400, 40
 KNOWN_LONG: set[str] = set()
 SHORT = {
     "cli/export.py": "a command is an edge",
-    "cli/report.py": "a command is an edge",
+    "cli/sign.py": "a command is an edge",
     "theory/rounding.py": "one rule of rounding for every printed bound",
 }
 KNOWN_SILENT: set[str] = set()
