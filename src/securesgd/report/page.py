@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -96,10 +97,8 @@ def _render(records: Sequence[RunRecord], findings: Sequence[Sequence[Finding]],
         for number, (record, found) in enumerate(zip(records, findings, strict=True))
     ]
     title = runs[0]["title"] if len(runs) == 1 else f"{len(runs)} runs side by side"
-    source = (files("securesgd.report") / "page.html.j2").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     called = [{"name": record.name, "shown": record.shown, "called": record.called} for record in records]
-    return environment.from_string(source).render(
+    return _template().render(
         title=title,
         runs=runs,
         comparison=_comparison_picture(records),
@@ -107,6 +106,12 @@ def _render(records: Sequence[RunRecord], findings: Sequence[Sequence[Finding]],
         date=date,
         source={"version": __version__, "date": date, "runs": called},
     )
+
+
+@cache
+def _template() -> jinja2.Template:
+    source = (files("securesgd.report") / "page.html.j2").read_text(encoding="utf-8")
+    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True).from_string(source)
 
 
 def _require_free(out: Path) -> None:
