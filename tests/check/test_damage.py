@@ -35,13 +35,13 @@ def without(value, keys):
     return [without(item, keys) for item in value] if isinstance(value, list) else value
 
 
-def rounded(value):
-    """Numbers to nine digits: a claim is not about the last bits."""
+def rounded(value, digits=8):
+    """Numbers to some digits: a claim is not about the last bits."""
     if isinstance(value, float):
-        return float(f"{value:.8g}")
+        return float(f"{value:.{digits}g}")
     if isinstance(value, dict):
-        return {name: rounded(item) for name, item in value.items()}
-    return [rounded(item) for item in value] if isinstance(value, list) else value
+        return {name: rounded(item, digits) for name, item in value.items()}
+    return [rounded(item, digits) for item in value] if isinstance(value, list) else value
 
 
 def claims(path, by_network):
@@ -57,10 +57,10 @@ def claims(path, by_network):
         return re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]*|UTC|made [-\d: ]*", "", path.read_text())
     if path.suffix == ".json":
         keys = NO_CLAIM.get(name, set()) | (set() if by_network else BY_NETWORK.get(name, set()))
-        content = rounded(without(json.loads(path.read_text()), keys))
+        content = without(json.loads(path.read_text()), keys)
         if name == "redistribution.json" and not by_network:
             del content["r"], content["shape"]
-        return content
+        return rounded(content, 5 if name == "redistribution.json" else 8)  # r is compared to six digits
     return path.read_bytes()
 
 

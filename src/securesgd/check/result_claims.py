@@ -13,7 +13,7 @@ from securesgd.certificates.recheck import (
     require_true_intervals,
     require_true_radii,
 )
-from securesgd.certificates.rules import INTERVAL, record_key
+from securesgd.certificates.rules import INTERVAL, SMOOTHING, record_key
 from securesgd.certificates.summary import certified_summary, record_in_words
 from securesgd.check.evidence import Evidence
 from securesgd.check.outcome import Claim, NotCheckable, require_equal
@@ -28,6 +28,7 @@ _RECORD_KEYS = {
 }  # fmt: skip
 _CELL_KEYS = {"attack", "measured", "seconds", "outside", "flat", "attacked", "passes", "data", "summary", "probes"}
 _WHOLE = ("index", "label", "prediction", "abstained", "draws")
+_COLUMNS = ("family", "norm", "record", "answer", *_WHOLE, "p_lower", "q_upper", "rounding")
 
 
 def is_own_test_set(evidence: Evidence, digest: Any) -> bool:
@@ -79,8 +80,14 @@ def _require_record(key: str, record: dict[str, Any], rows: list[dict[str, Any]]
 
 def _require_rows(evidence: Evidence, key: str, record: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """Raise DamagedFileError unless the rows of one record state what their own bounds prove."""
-    classes = int(evidence.model["classes"])
+    classes, target = int(evidence.model["classes"]), record["settings"]["radius"]
+    family, answers = INTERVAL if key == INTERVAL else SMOOTHING, (None,) if target is None else ("yes", "no", "open")
     for row in rows:
+        unknown = {name for name in row if not name.startswith("radius_")} - set(_COLUMNS)
+        if unknown or row.get("family", SMOOTHING) != family or row["answer"] not in answers:
+            raise DamagedFileError(
+                f"certificates.csv, example {row['index']}: its columns, family or answer were changed"
+            )
         whole = all(row[name] == int(row[name]) >= 0 for name in _WHOLE)
         if not whole or max(row["label"], row["prediction"]) >= classes or row["abstained"] > 1:
             raise DamagedFileError(
