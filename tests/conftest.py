@@ -35,7 +35,7 @@ def tiny_run(tmp_path_factory):
     options = [word for setting in settings for word in ("--set", setting)]
     for command in (
         ("train", "--dataset", "digits", "--method", "secure-sgd", "--out", folder, *options),
-        ("certify", folder, "--draws", "40", "--selection-draws", "10", "--examples", "6", "--check"),
+        ("certify", folder, "--draws", "40", "--selection-draws", "10", "--examples", "6", "--falsify"),
         ("attack", folder, "--attack", "fgsm", "--budget", "0.05", "--examples", "4", "--eot", "2", "--draws", "20",
          "--certify-draws", "20", "--no-probes"),
         ("report", folder),

@@ -83,7 +83,7 @@ def test_no_link_in_a_run_folder_is_written_through(copied_run, precious):
         (copied_run / name).unlink(missing_ok=True)
         (copied_run / name).symlink_to(precious)
     for command in (
-        ("certify", copied_run, *CERTIFY, "--again", "--check"),
+        ("certify", copied_run, *CERTIFY, "--again", "--falsify"),
         ("attack", copied_run, *ATTACK, "--again"),
         ("report", copied_run),
     ):

@@ -24,7 +24,7 @@ ATTACK = ("--attack", "fgsm", "--budget", "0.05", "--examples", "4", "--eot", "2
 READERS = {
     "certificates.csv": ("report", "certify"),
     "certificates.json": ("report", "certify"),
-    "check-linf.json": ("report",),
+    "falsified-linf.json": ("report",),
     "sensitivity.json": ("certify", "attack"),
     "attacks.csv": ("report", "attack"),
     "attacks.json": ("report", "attack"),

@@ -147,8 +147,8 @@ def test_data_in_memory_and_no_test_set(tmp_path):
     with pytest.raises(ss.InvalidInputError, match="data in memory"):
         run.attack(budget=0.1)
     run.attack((data.test_inputs, data.test_targets), "fgsm", budget=0.1, examples=4, draws=10)
-    with pytest.raises(ss.InvalidInputError, match="no interval certificates to check"):
-        run.check()
+    with pytest.raises(ss.InvalidInputError, match="no interval certificates to search"):
+        run.falsify()
     with pytest.raises(ss.InvalidInputError, match="nothing to certify by smoothing"):
         run.certify((data.test_inputs, data.test_targets), family="smoothing")
     loaded = ss.load_run(tmp_path / "run", network=net, dataset="digits")
@@ -224,8 +224,8 @@ def test_verbs_refuse_a_test_set_or_setting_that_does_not_fit(trained):
         trained.certify(drws=10)
     with pytest.raises(ss.InvalidInputError, match="did you mean 'draws'"):
         trained.predict(inputs, drws=10)
-    with pytest.raises(ss.InvalidInputError, match="'step' of a check: did you mean 'steps'"):
-        trained.check(step=3)
+    with pytest.raises(ss.InvalidInputError, match="'step' of a search: did you mean 'steps'"):
+        trained.falsify(step=3)
     with pytest.raises(ss.InvalidInputError, match="inputs are a str"):
         trained.predict("image.png")
     with pytest.raises(ss.InvalidInputError, match="budget must be finite"):
@@ -239,7 +239,7 @@ def test_a_check_is_about_the_test_set_of_the_certificates(copied, outside):
     run.certify(examples=2, draws=20, selection_draws=5)
     other = load_data("digits")
     with pytest.raises(ss.InvalidInputError, match="are about another test set"):
-        run.check((other.test_inputs.flip(0), other.test_targets.flip(0)))
+        run.falsify((other.test_inputs.flip(0), other.test_targets.flip(0)))
 
 
 def test_loaded_data_are_not_tensors(copied, outside):

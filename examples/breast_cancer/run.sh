@@ -7,6 +7,6 @@ python make_table.py cancer.csv
 securesgd data check cancer.csv --target diagnosis
 securesgd plan --dataset cancer.csv --target diagnosis --method dp-ibp --no-time
 securesgd train --dataset cancer.csv --target diagnosis --method dp-ibp --out "$out"
-securesgd certify "$out" --check
+securesgd certify "$out" --falsify
 securesgd attack "$out" --budget 0.02,0.05
 securesgd report "$out"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from securesgd.privacy.mechanism import HeterogeneousGaussianMechanism, Release
     from securesgd.privacy.statement import PrivacyStatement
     from securesgd.run import Prediction, Run, load_run
+    from securesgd.run_check import check_run
     from securesgd.run_training import train
     from securesgd.training.interrupt import TrainingInterrupted
     from securesgd.training.loop import StepReport
@@ -53,6 +54,7 @@ __all__ = [
     "TrainingInterrupted",
     "__version__",
     "certify",
+    "check_run",
     "load_data",
     "load_run",
     "network",
@@ -83,6 +85,7 @@ _MODULES = {
     "StepReport": "training.loop",
     "TrainingInterrupted": "training.interrupt",
     "certify": "certificates.certify",
+    "check_run": "run_check",
     "load_data": "data.load",
     "load_run": "run",
     "network": "models.networks",

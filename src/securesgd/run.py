@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from securesgd.attacks.evaluate import Evaluation, EvaluationSettings, evaluate_run
-from securesgd.attacks.falsify import check_run
-from securesgd.attacks.falsify_intervals import check_intervals
+from securesgd.attacks.falsify import falsify_run
+from securesgd.attacks.falsify_intervals import falsify_run_intervals
 from securesgd.attacks.settings import AttackFunction, attack_grid
 from securesgd.build import NetworkSource, build_trained_model, require_same_outputs, structure_digest
 from securesgd.certificates.column_radii import (
@@ -32,9 +32,12 @@ from securesgd.certificates.rules import INTERVAL, record_key
 from securesgd.certificates.run_certificates import RunCertificates, certify_run
 from securesgd.certificates.sensitivity import ProvenSensitivities, known_sensitivity
 from securesgd.certificates.stored_certificates import examples_digest
+from securesgd.check.folder import CHECKED, DEFAULT_EXAMPLES, check_files, check_network
+from securesgd.check.outcome import CheckResult
+from securesgd.check.records import unchecked_files
 from securesgd.config import RunConfig, saved_config
 from securesgd.data.load import LoadedData
-from securesgd.errors import DamagedFileError, InvalidInputError, nearest
+from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError, nearest
 from securesgd.export import export_onnx
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.prediction import OnProgress, Prediction, as_batch, predict_batch, prediction_range, prediction_settings
@@ -211,7 +214,7 @@ class Run:
         picture = draw_gallery(self.path, evaluation, inputs, dataset=self.config.dataset, class_names=class_names)
         return replace(evaluation, picture=picture)
 
-    def check(
+    def falsify(
         self,
         test_set: "Dataset[Any] | tuple[Tensor, Tensor] | None" = None,
         *,
@@ -229,7 +232,7 @@ class Run:
         """
         for name in effort:
             if name not in _EFFORT:
-                raise InvalidInputError(f"unknown setting {name!r} of a check: {nearest(name, _EFFORT)}")
+                raise InvalidInputError(f"unknown setting {name!r} of a search: {nearest(name, _EFFORT)}")
         self.require_own_model()
         settings = CertifySettings(family=family).for_model(self.model)
         key = INTERVAL if settings.family == INTERVAL else norm or self.config.robustness.norm
@@ -237,25 +240,48 @@ class Run:
         records = read_json(path) if path.exists() else {}
         if key not in records:
             what = "interval certificates" if key == INTERVAL else f"certificates in {key}"
-            raise InvalidInputError(f"{self.path} has no {what} to check; certify it first")
+            raise InvalidInputError(f"{self.path} has no {what} to search; certify it first")
         inputs, targets = self._test_set(test_set)
         if records[key]["data"] != examples_digest(inputs, targets):
             raise InvalidInputError(f"the {key} certificates of {self.path} are about another test set; give that one")
         rows = [row for row in read_rows(self.path / names.CERTIFICATES) if record_key(row) == key]
         rows = rows if examples is None else [row for row in rows if row["index"] < examples]
         if key == INTERVAL:
-            return check_intervals(
+            return falsify_run_intervals(
                 self.path, self.model, inputs, rows, records[key]["settings"], on_progress=on_progress,
                 **{name: value for name, value in effort.items() if name in ("restarts", "steps", "seed")},
             )  # fmt: skip
         if not isinstance(self.model, NoisyNetwork):
-            raise InvalidInputError(f"{self.path} has a model without noise, so no certificates in {key} to check")
+            raise InvalidInputError(f"{self.path} has a model without noise, so no certificates in {key} to search")
         bound = known_sensitivity(self.model, key, self.path / names.SENSITIVITY)
-        return check_run(
+        return falsify_run(
             self.path, self.model, inputs, rows,
             certificate_failure_prob=records[key]["settings"]["failure_prob"], direction=bound.direction,
             on_progress=on_progress, **effort,
         )  # fmt: skip
+
+    def check(
+        self,
+        test_set: "Dataset[Any] | tuple[Tensor, Tensor] | None" = None,
+        *,
+        examples: int | None = DEFAULT_EXAMPLES,
+        public_key: str | Path | None = None,
+    ) -> CheckResult:
+        """Recompute what the folder claims, from what each claim rests on, and return a line for each. Only reads.
+
+        Guarantee: see docs/check.md. `examples` certificates of each norm, chosen at random (None: all), are computed
+        again. `public_key` is the file of the key that must have signed the folder. `check_run` is for a folder that
+        may be too damaged to be loaded.
+        """
+        self.require_own_model()
+        found: tuple[Tensor, Tensor] | None = None
+        reason = ""
+        try:
+            found = self._test_set(test_set)
+        except SecureSGDError as error:
+            reason = str(error)
+        by_network = check_network(self.path, self.config, self.model, found, reason, examples)
+        return CheckResult((*check_files(self.path, public_key), *by_network, *unchecked_files(self.path, CHECKED)))
 
     def predict(
         self, inputs: Tensor, *, seed: int | None = None, on_progress: OnProgress | None = None, **changes: Any

@@ -346,6 +346,7 @@ def _model_record(job: _Job, folder: Path) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "config_sha256": file_digest(folder / names.CONFIG),
+        "weights_sha256": file_digest(folder / names.WEIGHTS),
         "network": config.network,
         "structure_sha256": structure_digest(job.model),
         "weights": sum(weight.numel() for weight in job.model.parameters() if weight.requires_grad),

@@ -354,10 +354,10 @@ def test_a_smoothed_run_holds_both_families(finished_run, tmp_path):
     assert {(row["family"], row["norm"]) for row in kept} == {
         ("smoothing", "linf"), ("smoothing", "l2"), ("interval", "linf")
     }  # fmt: skip
-    assert run.check(family="interval")["sound"]
-    assert run.check(examples=4, steps=2, restarts=0, eot=5)["sound"]
+    assert run.falsify(family="interval")["sound"]
+    assert run.falsify(examples=4, steps=2, restarts=0, eot=5)["sound"]
     out = tmp_path / "report.html"
-    assert not [line for line in report([folder], out) if "certificates" in line]
+    assert not [line for line in report([folder], out).missing if "certificates" in line]
     page = out.read_text()
     assert "linf, by intervals, of the network without its noise: 16 test examples" in page
     assert "linf: 14 test examples" in page
@@ -370,16 +370,16 @@ def test_a_smoothed_run_holds_both_families(finished_run, tmp_path):
 
 
 def test_the_check_finds_a_certificate_that_is_too_large(folder):
-    assert load_run(folder).check()["rules"]["tight"]["searched"] > 15
+    assert load_run(folder).falsify()["rules"]["tight"]["searched"] > 15
     rows = table(folder)
     for row in rows:
         row["radius_tight"] = "0.5"
     write_table(folder, rows)
-    result = load_run(folder).check(steps=5)
+    result = load_run(folder).falsify(steps=5)
     assert not result["sound"]
     assert result["allowed"] == 0
     assert "are WRONG" in result["rules"]["tight"]["in_words"]
-    assert json.loads((folder / "check-interval.json").read_text()) == result
+    assert json.loads((folder / "falsified-interval.json").read_text()) == result
 
 
 def test_predictions_carry_radii(plain_run):
@@ -425,7 +425,7 @@ def test_no_certified_example_falls_to_an_attack(plain_run, tmp_path):
 
 
 def test_the_command(folder):
-    shown = run_here("certify", folder, "--examples", "24", "--check")
+    shown = run_here("certify", folder, "--examples", "24", "--falsify")
     assert shown.returncode == 0, shown.stderr
     assert "by intervals" in shown.stdout
     assert "no counter-example" in shown.stdout

@@ -85,12 +85,12 @@ def test_a_network_for_a_table_is_not_trained_for_a_part_of_its_range(table, tmp
 
 def test_wider_bounds_in_the_record_give_no_wider_radii_in_the_report(run, tmp_path):
     record = run.path / "model.json"
-    assert not any("column-radii" in line for line in report([run.path], tmp_path / "before.html"))
+    assert not any("column-radii" in line for line in report([run.path], tmp_path / "before.html").missing)
     assert "0 to 120" in (tmp_path / "before.html").read_text()
     content = json.loads(record.read_text())
     content["preprocessing"]["schema"]["columns"][0]["maximum"] = 1200.0
     record.write_text(json.dumps(content))
-    missing = report([run.path], tmp_path / "after.html")
+    missing = report([run.path], tmp_path / "after.html").missing
     assert any("column-radii.csv is not that of" in line for line in missing)
     assert "0 to 1200" not in (tmp_path / "after.html").read_text()
 

@@ -176,7 +176,7 @@ def test_names_that_users_chose_do_not_break_the_tables(tmp_path):
 def test_the_commands_of_the_card_are_commands(tiny_run):
     commands = card_of(tiny_run).split("```")[1].strip().splitlines()
     verbs = [line.split()[1] for line in commands if line.startswith("securesgd ")]
-    assert verbs == ["report", "certify", "train", "predict"]
+    assert verbs == ["check", "certify", "train", "predict"]
     for verb in verbs:
         assert run_here(verb, "--help").returncode == 0
 

@@ -57,7 +57,7 @@ def finished(tmp_path_factory):
 
 
 def made(folders, tmp_path):
-    missing = report(folders, tmp_path / "report.html")
+    missing = report(folders, tmp_path / "report.html").missing
     return (tmp_path / "report.html").read_text(encoding="utf-8"), missing
 
 
@@ -353,7 +353,7 @@ def test_epsilon_is_never_rounded_down():
 def test_a_check_of_the_certificates_is_shown(finished, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(finished, folder)
-    (folder / "check-linf.json").write_text('{"rules": {"tight": {"in_words": "2 counter-examples"}}}')
+    (folder / "falsified-linf.json").write_text('{"rules": {"tight": {"in_words": "2 counter-examples"}}}')
     assert "Rule tight: 2 counter-examples" in made([folder], tmp_path)[0]
 
 

@@ -6,8 +6,6 @@ can never be taken for each other. Rows are written part by part, whole or not a
 
 __all__ = ["Cells", "cell_name", "load_images"]
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from securesgd.attacks.harness import AttackedExamples
+from securesgd.attacks.recheck import cell_digest, require_same_settings
 from securesgd.attacks.robust_accuracy import COLUMNS
 from securesgd.attacks.sanity_checks import SanityWarning
 from securesgd.attacks.settings import AttackSettings
@@ -41,7 +40,7 @@ def cell_name(attack: AttackSettings, measured: dict[str, Any]) -> str:
     """Return the name of a cell: readable, and different whenever a setting that matters is."""
     name = re.sub(r"[^\w.-]+", "-", attack.attack)  # that of an attack from outside may not be a file name
     kind = name if attack.protocol == "sound" else f"{name}-{attack.protocol}"
-    return f"{kind}-{attack.norm}-{attack.budget:g}-{_digest(attack.identity, measured)}"
+    return f"{kind}-{attack.norm}-{attack.budget:g}-{cell_digest(attack.identity, measured)}"
 
 
 class Cells:
@@ -118,11 +117,6 @@ def load_images(folder: Path, name: str) -> tuple[NDArray[np.int64], Tensor]:
     return tensors["index"].numpy(), tensors["images"]
 
 
-def _digest(attack: dict[str, Any], measured: dict[str, Any]) -> str:
-    text = json.dumps({"attack": attack, "measured": measured}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
 def _images_path(folder: Path, name: str) -> Path:
     return folder / ATTACK_IMAGES / f"{name}.safetensors"
 
@@ -166,8 +160,7 @@ def _read(folder: Path, weights: str) -> tuple[dict[str, Any], list[dict[str, An
 
 def _require_consistent(name: str, entry: dict[str, Any]) -> None:
     """Raise ValueError or KeyError unless an entry has the settings that its name was made of, and counts."""
-    if not name.endswith(_digest(entry["attack"], entry["measured"])):
-        raise ValueError(f"cell {name[:80]} has other settings than its name says")
+    require_same_settings(name, entry)
     for count in ("seconds", *_COUNTS):
         if isinstance(entry[count], bool) or not isinstance(entry[count], int | float) or entry[count] < 0:
             raise ValueError(f"cell {name[:80]}: {count} is {str(entry[count])[:40]}")

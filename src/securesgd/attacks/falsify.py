@@ -6,7 +6,7 @@ means that the certificate is wrong, or is one of the few that its failure proba
 none was found.
 """
 
-__all__ = ["Falsification", "check_run", "climb_from_starts", "falsify_certificates", "shrunk"]
+__all__ = ["Falsification", "climb_from_starts", "falsify_certificates", "falsify_run", "shrunk"]
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from securesgd.certificates.votes import smoothed_votes
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.runtime.randomness import seeded_generator
+from securesgd.runtime.run_folder import FALSIFIED
 from securesgd.runtime.storage import write_json
 from securesgd.theory.confidence import clopper_pearson_lower
 from securesgd.theory.majority import allowed_failures
@@ -225,7 +226,7 @@ def _require_fit(model: nn.Module, inputs: Tensor, steps: int, restarts: int, eo
     validate_count("proof_draws", proof_draws, 1)
 
 
-def check_run(
+def falsify_run(
     folder: Path,
     model: NoisyNetwork,
     inputs: Tensor,
@@ -247,7 +248,7 @@ def check_run(
     independently, though some share their noise: an alarm too many is the safer side).
     """
     if not rows:
-        raise InvalidInputError(f"{folder} has no certificates to check; run securesgd certify first")
+        raise InvalidInputError(f"{folder} has no certificates to search; run securesgd certify first")
     norm = str(rows[0]["norm"])
     certified = [row for row in rows if not row["abstained"]]
     effort = {"restarts": restarts, "steps": steps, "eot": eot, "seed": seed}
@@ -278,5 +279,5 @@ def check_run(
     tight = result["rules"].get("tight", {"searched": 0, "violations": 0})
     result["allowed"] = allowed_failures(tight["searched"], certificate_failure_prob)
     result["sound"] = tight["violations"] <= result["allowed"]
-    write_json(folder / f"check-{norm}.json", result)
+    write_json(folder / FALSIFIED.format(norm=norm), result)
     return result

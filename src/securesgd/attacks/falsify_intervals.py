@@ -3,7 +3,7 @@
 The network is deterministic, so one output at a point decides: a flip means that the certificate is wrong.
 """
 
-__all__ = ["check_intervals", "falsify_intervals"]
+__all__ = ["falsify_intervals", "falsify_run_intervals"]
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ from securesgd.certificates.intervals import plain_outputs
 from securesgd.certificates.rules import INTERVAL
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.runtime.randomness import seeded_generator
-from securesgd.runtime.run_folder import CERTIFICATE_RECORD, CHECK
+from securesgd.runtime.run_folder import CERTIFICATE_RECORD, FALSIFIED
 from securesgd.runtime.storage import write_json
 from securesgd.validate import nonnegative_array, validate_count
 
@@ -100,7 +100,7 @@ def _change(points: Tensor, inputs: Tensor) -> Tensor:
     return (points.double() - inputs.double()).abs()
 
 
-def check_intervals(
+def falsify_run_intervals(
     folder: Path,
     model: nn.Module,
     inputs: Tensor,
@@ -117,7 +117,7 @@ def check_intervals(
     Guarantee: if the certificates are what they claim, `sound` is True, for certain: not one failure is allowed.
     """
     if not rows:
-        raise InvalidInputError(f"{folder} has no interval certificates to check; run securesgd certify first")
+        raise InvalidInputError(f"{folder} has no interval certificates to search; run securesgd certify first")
     try:
         ends, box = settings["input_range"], settings["box"]
         input_range = None if ends is None else (float(ends[0]), float(ends[1]))
@@ -142,7 +142,7 @@ def check_intervals(
         "family": INTERVAL, "norm": str(rows[0]["norm"]), "examples": len(rows), "restarts": restarts, "steps": steps,
         "seed": seed, "rules": {"tight": search}, "allowed": 0, "sound": not broken,
     }  # fmt: skip
-    write_json(folder / CHECK.format(norm=INTERVAL), result)
+    write_json(folder / FALSIFIED.format(norm=INTERVAL), result)
     return result
 
 

@@ -1,6 +1,6 @@
 """Stored certificates are not believed: what a row may state, given its own bounds and the record of its norm."""
 
-__all__ = ["record_digest", "require_true_intervals", "require_true_radii"]
+__all__ = ["record_digest", "require_attainable_bounds", "require_true_intervals", "require_true_radii"]
 
 import hashlib
 import json
@@ -11,6 +11,7 @@ import numpy as np
 
 from securesgd.certificates.rules import INTERVAL_RULES, radius_rules, recorded_rules
 from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.theory import clopper_pearson_lower, clopper_pearson_upper
 from securesgd.theory.certificates import BUILT_IN_RULES, CERTIFICATE_RULES, radii_by_rule
 from securesgd.validate import Array
 
@@ -70,6 +71,43 @@ def require_true_radii(rows: Sequence[dict[str, Any]], record: dict[str, Any], t
             raise DamagedFileError(
                 f"{_place(table, row)}: the answer is yes, but its bounds do not prove it; the row was changed"
             )
+
+
+def require_attainable_bounds(rows: Sequence[dict[str, Any]], record: dict[str, Any], table: str, classes: int) -> None:
+    """Pass if some votes give the bounds p and q of every row, by the draws and the failure probability of the record.
+
+    Guarantee: with votes of a fixed number of draws, p and q are Clopper–Pearson bounds of two whole numbers of votes
+    that add up to at most the draws. With soft scores, or drawing that may stop early, p is at most what unanimous
+    votes of the row's draws prove. Whether these were the votes takes the network.
+    Raises: DamagedFileError naming the row.
+    """
+    settings = record["settings"]
+    failure_prob, most = float(settings["failure_prob"]), int(settings["draws"])
+    fixed = settings["scores"] == "votes" and settings["radius"] is None and settings["tolerance"] is None
+    votes = np.arange(most + 1)
+    together, alone = (
+        np.asarray(clopper_pearson_lower(votes, most, alpha)) for alpha in (failure_prob, failure_prob / 2)
+    )
+    others = np.asarray(clopper_pearson_upper(votes, most, failure_prob / 2 / (classes - 1)))
+    for row in rows:
+        p, q, draws = float(row["p_lower"]), float(row["q_upper"]), float(row["draws"])
+        if not (0 <= p <= 1 and 0 <= q <= 1 and p <= failure_prob ** (1 / max(1.0, draws)) * (1 + _TOLERANCE)):
+            raise DamagedFileError(f"{_place(table, row)}: no {draws:g} draws give p_lower {p:g}; the row was changed")
+        if not fixed:
+            continue
+        of_rest = draws == most and abs(q - (1 - p)) <= _TOLERANCE and _nearest_vote(together, p) is not None
+        top, other = _nearest_vote(alone, p), _nearest_vote(others, q)
+        of_each = draws == most and top is not None and other is not None and top + other <= most
+        if not of_rest and not of_each:
+            raise DamagedFileError(
+                f"{_place(table, row)}: no votes of {most} draws give p_lower {p:g}, q_upper {q:g}; the row was changed"
+            )
+
+
+def _nearest_vote(bounds: Array, value: float) -> int | None:
+    """Return the number of votes whose bound is `value`, up to rounding; None if there is none."""
+    place = min(int(np.searchsorted(bounds, value * (1 - _TOLERANCE))), len(bounds) - 1)
+    return place if abs(float(bounds[place]) - value) <= _TOLERANCE * max(value, 1e-9) else None
 
 
 def require_true_intervals(rows: Sequence[dict[str, Any]], record: dict[str, Any], table: str) -> None:

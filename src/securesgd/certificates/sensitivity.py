@@ -6,6 +6,7 @@ __all__ = [
     "known_sensitivity",
     "model_sensitivity",
     "published_whitened_sensitivity",
+    "stored_sensitivity",
 ]
 
 import hashlib
@@ -110,6 +111,22 @@ def known_sensitivity(model: NoisyNetwork, norm: str, path: Path, *, again: bool
     del entry["norm"]
     write_json(path, {"weights": weights, "norms": known | {norm: entry}})
     return sensitivity
+
+
+def stored_sensitivity(model: NoisyNetwork, norm: str, path: Path) -> Sensitivity:
+    """Return Δ of the layer in `norm` by the proof stored in `path`, carried out again. Only reads.
+
+    Raises: DamagedFileError as `known_sensitivity` does, and if there is no proof in `path`.
+    """
+    content, weights = _read(path), fingerprint(model.noisy)
+    if content["weights"] != weights:
+        raise DamagedFileError(
+            f"{path} was made with other weights (sha256 {str(content['weights'])[:8]}…) than the model's "
+            f"({weights[:8]}…): one of them was replaced"
+        )
+    if norm not in content["norms"]:
+        raise DamagedFileError(f"{path} has no proof of Δ in {norm}")
+    return _repeat_proof(model, norm, content["norms"][norm], path)
 
 
 def _repeat_proof(model: NoisyNetwork, norm: str, entry: dict[str, Any], path: Path) -> Sensitivity:

@@ -4,7 +4,7 @@
 intervals are proven again by the network itself.
 """
 
-__all__ = ["read_proven_certificates"]
+__all__ = ["read_proven_certificates", "require_proven_rows"]
 
 import math
 from pathlib import Path
@@ -59,14 +59,30 @@ def read_proven_certificates(
             )
         deltas[key] = known_sensitivity(model, key, folder / SENSITIVITIES, again=again and key in new_records)
     for key, record in records.items():
-        own_rows = rows_of(rows, key)
-        _require_own_labels(folder, own_rows, key, targets)
-        if key == INTERVAL:
-            _require_proven_rows(folder, own_rows, record, model, inputs)
-        else:
-            assert isinstance(model, NoisyNetwork)
-            _require_true_rows(folder, own_rows, record, deltas[key], model, inputs)
+        require_proven_rows(folder, rows_of(rows, key), record, model, inputs, targets, deltas.get(key))
     return deltas, records, rows, columns
+
+
+def require_proven_rows(
+    folder: Path,
+    rows: list[Row],
+    record: dict[str, Any],
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    delta: Sensitivity | None,
+) -> None:
+    """Return if rows of one record have the labels of their examples and state nothing but what the model gives.
+
+    `delta` is the proven Δ of rows by smoothing, whose bounds are taken as they are; rows by intervals are proven anew.
+    Raises: DamagedFileError if not.
+    """
+    _require_own_labels(folder, rows, INTERVAL if delta is None else delta.norm, targets)
+    if delta is None:
+        _require_proven_rows(folder, rows, record, model, inputs)
+    else:
+        assert isinstance(model, NoisyNetwork)
+        _require_true_rows(folder, rows, record, delta, model, inputs)
 
 
 def _require_own_labels(folder: Path, rows: list[Row], key: str, targets: Tensor) -> None:

@@ -18,8 +18,8 @@ from securesgd.errors import SecureSGDError, printable
 
 # Importing registers a command; the order is that of the help.
 # isort: off
-from securesgd.cli import plan, config, noise, data, train, tune, statement, certify, attack, report  # noqa: F401
-from securesgd.cli import predict, serve, export, reproduce, demo  # noqa: F401
+from securesgd.cli import plan, config, noise, data, train, tune, certify, attack, report  # noqa: F401
+from securesgd.cli import statement, check, sign, predict, serve, export, reproduce, demo  # noqa: F401
 # isort: on
 
 _UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError")

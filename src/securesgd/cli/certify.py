@@ -81,9 +81,9 @@ def certify(
     selection_draws: Annotated[int, typer.Option(help="Draws that choose the class; they are not counted.")] = 100,
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
     again: Annotated[bool, typer.Option("--again", help="Replace certificates made with other settings.")] = False,
-    check: Annotated[
+    falsify: Annotated[
         bool,
-        typer.Option("--check", help="Then search the certified balls for a counter-example; exit 1 if there is one."),
+        typer.Option("--falsify", help="Then search certified balls for a counter-example; exit 1 if there is one."),
     ] = False,
     network: Network = "",
     dataset: Dataset = "",
@@ -121,26 +121,26 @@ def certify(
         )  # fmt: skip
     if not processes.is_first:
         return
-    checks = {name: _check(loaded, name, result.examples, seed) for name in result.records} if check else {}
+    searches = {name: _falsify(loaded, name, result.examples, seed) for name in result.records} if falsify else {}
     class_names = loaded.record["class_names"]
     if as_json:
         records = result.json(class_names).items()
-        print(json.dumps({name: x | ({"check": checks[name]} if check else {}) for name, x in records}, indent=2))
+        print(json.dumps({name: x | ({"falsify": searches[name]} if falsify else {}) for name, x in records}, indent=2))
     else:
         for name, summary in result.summaries.items():
             _print_summary(name, summary, rule, without_noise=result.records[name].get("without_noise", False))
             print_balance(result.balance(name), class_names)
             print(result.records[name]["guarantee"])
             _print_columns(result.rows_in(name), loaded.record)
-        for name, checked in checks.items():
-            for which, search in checked["rules"].items():
-                print(f"check of {name} radii, rule {which}: {search['in_words']}")
+        for name, searched in searches.items():
+            for which, search in searched["rules"].items():
+                print(f"search of {name} balls, rule {which}: {search['in_words']}")
         print(f"certificates of {result.examples} examples are in {run / CERTIFICATES}")
-    if not all(checked["sound"] for checked in checks.values()):
+    if not all(searched["sound"] for searched in searches.values()):
         raise typer.Exit(1)
 
 
-def _check(run: "Run", norm: str, examples: int, seed: int) -> dict[str, Any]:
+def _falsify(run: "Run", norm: str, examples: int, seed: int) -> dict[str, Any]:
     """Return the result of attacking the certificates of one norm, or of the interval family, with progress."""
     from securesgd.certificates.rules import INTERVAL, SMOOTHING
 
@@ -150,8 +150,8 @@ def _check(run: "Run", norm: str, examples: int, seed: int) -> dict[str, Any]:
             progress.update(task, completed=share, description=f"searching {which} balls")
 
         if norm == INTERVAL:
-            return run.check(family=INTERVAL, examples=examples, seed=seed, on_progress=show)
-        return run.check(norm=norm, family=SMOOTHING, examples=examples, seed=seed, on_progress=show)
+            return run.falsify(family=INTERVAL, examples=examples, seed=seed, on_progress=show)
+        return run.falsify(norm=norm, family=SMOOTHING, examples=examples, seed=seed, on_progress=show)
 
 
 def _words(text: str) -> list[str]:

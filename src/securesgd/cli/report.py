@@ -23,14 +23,20 @@ def report(
 ) -> None:
     """Write a report: privacy and robustness statements, attacks, where the noise is, and what is not guaranteed.
 
-    One file without links to the network. It is made from the run folder alone; the ledger is replayed on the way. The
-    model card beside it, MODEL_CARD.md, is written anew.
+    One file without links to the network. It is made from the run folder alone, whose claims are checked on the way as
+    far as that takes no network: a number that they do not back is shown as not believed, and the exit code is 1.
+    The model card beside it, MODEL_CARD.md, is written anew.
     """
     from securesgd.report.model_card import refresh_model_card
     from securesgd.report.page import report as make
 
     path = out or runs[0] / REPORT
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for line in [*make(runs, path), *refresh_model_card(runs, path)]:
+    written = make(runs, path)
+    for line in [*written.missing, *refresh_model_card(runs, path)]:
         console.print(f"[yellow]missing[/] {escape(printable(line))}", markup=True)
+    for line in written.failures:
+        console.print(f"[red]not believed[/] {escape(printable(line))}", markup=True)
     print(path)
+    if written.failures:
+        raise typer.Exit(1)

@@ -1,13 +1,14 @@
 """The report: one self-contained HTML file about one run, or several side by side. Reads run folders; no torch."""
 
-__all__ = ["build_part", "check_commands", "not_guaranteed", "report"]
+__all__ = ["WrittenReport", "build_part", "check_commands", "not_guaranteed", "render_again", "report"]
 
 import base64
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import jinja2
 
 from securesgd import __version__
 from securesgd.certificates.rules import INTERVAL
+from securesgd.check.outcome import FAIL, Finding
+from securesgd.check.records import check_records, unbelieved_tiles
 from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
 from securesgd.privacy.events import (
     GaussianRelease,
@@ -44,9 +47,21 @@ _BEGINNING = b"<!doctype html>"
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def report(folders: Sequence[Path], out: Path) -> list[str]:
-    """Write the report of these runs to `out`; return what is missing in them, in words.
+@dataclass(frozen=True, kw_only=True)
+class WrittenReport:
+    """What a report says about the folders it was made of, besides their numbers."""
 
+    missing: list[str]
+    """What is missing in them, in words."""
+    failures: list[str]
+    """The claims of them that are not believed, and why."""
+
+
+def report(folders: Sequence[Path], out: Path) -> WrittenReport:
+    """Write the report of these runs to `out`; return what is missing in them, and what of them is not believed.
+
+    Guarantee: every claim that can be checked without the network is (`check.records`); a number at the top of a run
+    that rests on one that fails is not shown.
     Raises: InvalidInputError if a folder is not a run folder, no folder is given, or `out` is a file of another kind.
     """
     if not folders:
@@ -56,19 +71,53 @@ def report(folders: Sequence[Path], out: Path) -> list[str]:
     if len({record.name for record in records}) < len(records):
         for record in records:
             record.name = str(record.folder)
-    runs = [_run_section(record, number) for number, record in enumerate(records)]
+    findings = [check_records(record.folder) for record in records]
+    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    write_whole(out, _render(records, findings, date).encode("utf-8", "backslashreplace"))
+    return WrittenReport(
+        missing=[f"{record.name}: {line}" for record in records for line in record.missing],
+        failures=[
+            f"{record.name}: {finding.claim}: {finding.words}"
+            for record, found in zip(records, findings, strict=True)
+            for finding in found
+            if finding.outcome == FAIL
+        ],
+    )
+
+
+def render_again(folder: Path, source: dict[str, Any]) -> str:
+    """Return the report of one run as `report` would write it now; `source` is what the page says it was made of.
+
+    Only what is no claim is taken from `source`: the date, and what the folder was called then.
+    Raises: KeyError, TypeError if it has not got that.
+    """
+    record, [called] = read_run(folder), source["runs"]
+    record.name, record.shown, record.called = (str(called[name]) for name in ("name", "shown", "called"))
+    return _render([record], [check_records(folder)], str(source["date"]))
+
+
+def _render(records: Sequence[RunRecord], findings: Sequence[Sequence[Finding]], date: str) -> str:
+    """Return the page."""
+    runs = [
+        _run_section(record, number, found)
+        for number, (record, found) in enumerate(zip(records, findings, strict=True))
+    ]
     title = runs[0]["title"] if len(runs) == 1 else f"{len(runs)} runs side by side"
-    source = (files("securesgd.report") / "page.html.j2").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    text = environment.from_string(source).render(
+    called = [{"name": record.name, "shown": record.shown, "called": record.called} for record in records]
+    return _template().render(
         title=title,
         runs=runs,
         comparison=_comparison_picture(records),
         version=__version__,
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        date=date,
+        source={"version": __version__, "date": date, "runs": called},
     )
-    write_whole(out, text.encode("utf-8", "backslashreplace"))
-    return [f"{record.name}: {line}" for record in records for line in record.missing]
+
+
+@cache
+def _template() -> jinja2.Template:
+    source = (files("securesgd.report") / "page.html.j2").read_text(encoding="utf-8")
+    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True).from_string(source)
 
 
 def _require_free(out: Path) -> None:
@@ -93,7 +142,7 @@ def _comparison_picture(records: Sequence[RunRecord]) -> str | None:
     return _data_uri(compared_curves_figure(certified))
 
 
-def _run_section(record: RunRecord, number: int) -> dict[str, Any]:
+def _run_section(record: RunRecord, number: int, findings: Sequence[Finding]) -> dict[str, Any]:
     """Return what the template shows of one run. A part whose file has another shape is left out, and named."""
     description = {
         "title": f"run {record.name}", "method": "unknown", "dataset": "unknown", "subtitle": "",
@@ -108,10 +157,14 @@ def _run_section(record: RunRecord, number: int) -> dict[str, Any]:
     attacks = build_part(record, names.ATTACK_RECORD, attack_rows, [])
     if not certificates:
         record.certificates = []
+    unbelieved = unbelieved_tiles(findings)
+    if "privacy" in unbelieved:
+        privacy["doubts"] = [*privacy["doubts"], unbelieved["privacy"]]
     return {
         "name": record.name,
         "anchor": f"run-{number}",
-        "missing": record.missing,
+        "unbelieved": unbelieved,
+        "failures": [finding for finding in findings if finding.outcome == FAIL],
         **build_part(record, "config.toml or model.json", _description, description),
         **privacy,
         **build_part(
@@ -122,7 +175,7 @@ def _run_section(record: RunRecord, number: int) -> dict[str, Any]:
         ),
         "certificates": certificates,
         "curves": _picture(record, names.CERTIFICATE_PICTURE) if certificates else None,
-        "no_certificates": no_certificates_words(record),
+        "no_certificates": _shown(record, no_certificates_words(record)),
         "attacks": attacks,
         "warnings": build_part(record, names.ATTACK_RECORD, attack_warnings, []) if attacks else [],
         "gallery": _picture(record, names.ATTACK_PICTURE) if attacks else None,
@@ -130,7 +183,13 @@ def _run_section(record: RunRecord, number: int) -> dict[str, Any]:
         "not_guaranteed": not_guaranteed(privacy["statement"]),
         "config_text": record.config_text,
         "environment": json.dumps(record.environment, indent=2) if record.environment else None,
+        "missing": [_shown(record, line) for line in record.missing],  # all parts are made: each may have named some
     }
+
+
+def _shown(record: RunRecord, line: str) -> str:
+    """Return a line with the folder as the report shows it."""
+    return line.replace(str(record.folder), record.shown)
 
 
 def build_part(record: RunRecord, name: str, build: Callable[[RunRecord], Any], default: Any) -> Any:
@@ -286,11 +345,11 @@ def check_commands(record: RunRecord, folder: str | None = None) -> str:
 
     `folder` is what the folder of the run is called in them; its name if not given.
     """
-    folder = folder or record.folder.resolve().name
+    folder = folder or record.called
     network, dataset = record.network, (record.config or {}).get("dataset")
     lines = [
         f"# in the folder that holds {folder}/",
-        f"securesgd report {folder}          # replays the ledger and checks its digests",
+        f"securesgd check {folder}           # recomputes what this folder claims, and writes nothing",
     ]
     given = []
     if network == OWN_NETWORK or is_import_path(network):

@@ -14,6 +14,7 @@ __all__ = [
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,7 @@ def _maps(relative: np.ndarray, title: str) -> Figure:
     return figure
 
 
+@lru_cache(maxsize=4)  # a check of the page makes it again
 def budget_spent_figure(ledger: LedgerContents) -> bytes | None:
     """Return a picture of the epsilon spent after each block of steps; None if there is nothing to draw."""
     steps, spent, releases, done = [0], [0.0], [], 0

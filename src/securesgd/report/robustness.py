@@ -80,8 +80,8 @@ def _family_words(stated: dict[str, Any]) -> str:
 
 
 def _check_lines(record: RunRecord, norm: str) -> list[str]:
-    """Return the results of attacks on the certificates themselves (`certify --check`), in words."""
-    path = record.folder / names.CHECK.format(norm=norm)
+    """Return the results of attacks on the certificates themselves (`certify --falsify`), in words."""
+    path = record.folder / names.FALSIFIED.format(norm=norm)
     if not path.exists():
         return []
     return [f"Rule {rule}: {search['in_words']}" for rule, search in read_json(path)["rules"].items()]

@@ -30,6 +30,10 @@ class RunRecord:
     folder: Path
     name: str
     """What the run is called in the report."""
+    shown: str
+    """The folder as the report shows it."""
+    called: str
+    """The name of the folder in commands."""
     config: dict[str, Any] | None = None
     config_text: str = ""
     model: dict[str, Any] | None = None
@@ -99,7 +103,8 @@ def read_run(folder: Path) -> RunRecord:
     """Return what a run folder holds. Raises: InvalidInputError if it is not a run folder."""
     if not folder.is_dir():
         raise InvalidInputError(f"{folder} is not a folder; give the folder of a run")
-    record = RunRecord(folder=folder, name=folder.resolve().name)
+    called = folder.resolve().name
+    record = RunRecord(folder=folder, name=called, shown=str(folder), called=called)
     _read_part(record, names.CONFIG, _read_config, "the settings of the training are not known")
     _read_part(record, names.MODEL, _read_model, f"training is not finished: securesgd train --resume --out {folder}")
     _read_part(record, names.LEDGER, _read_ledger, "what training released, and its privacy, are not known")

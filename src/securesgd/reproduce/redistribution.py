@@ -99,7 +99,7 @@ def _certified_cells(profile: str) -> list[Cell]:
 
 def measure_certified(cell: Cell, work: Path) -> list[Row]:
     """Certify the model with r learned from the prior, attack its certificates; return a row per rule and radius."""
-    from securesgd.attacks.falsify import check_run
+    from securesgd.attacks.falsify import falsify_run
     from securesgd.certificates.record import CertifySettings
     from securesgd.certificates.run_certificates import SENSITIVITIES, certify_run
     from securesgd.certificates.sensitivity import known_sensitivity
@@ -116,7 +116,7 @@ def measure_certified(cell: Cell, work: Path) -> list[Row]:
     certify_run(folder, run.model, run.data.test_inputs, run.data.test_targets, [norm], settings, examples=count)
     rows = [row for row in read_rows(folder / CERTIFICATES) if row["index"] < count]
     bound = known_sensitivity(run.model, norm, folder / SENSITIVITIES)
-    check = check_run(
+    check = falsify_run(
         folder, run.model, run.data.test_inputs, rows,
         certificate_failure_prob=settings.failure_prob, direction=bound.direction, restarts=1, eot=20,
     )  # fmt: skip

@@ -50,7 +50,7 @@ METRICS, ENVIRONMENT, REPORT = "metrics.jsonl", "environment.json", "report.html
 MODEL_CARD = "MODEL_CARD.md"
 CERTIFICATES, CERTIFICATE_RECORD, CERTIFICATE_PICTURE = "certificates.csv", "certificates.json", "certificates.png"
 COLUMN_RADII = "column-radii.csv"
-SENSITIVITY, CHECK = "sensitivity.json", "check-{norm}.json"
+SENSITIVITY, FALSIFIED = "sensitivity.json", "falsified-{norm}.json"
 ATTACKS, ATTACK_RECORD, ATTACK_PICTURE, ATTACK_IMAGES = "attacks.csv", "attacks.json", "attacks.png", "attacked-images"
 
 IN_MEMORY, OWN_NETWORK = "in-memory", "own"

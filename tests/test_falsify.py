@@ -1,4 +1,4 @@
-"""`certify --check`: true certificates pass, inflated ones are caught, and the command says so by its exit code."""
+"""`certify --falsify`: true certificates pass, inflated ones are caught, and the command says so by its exit code."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from securesgd.attacks.falsify import check_run
+from securesgd.attacks.falsify import falsify_run
 from securesgd.config import run_config
 from securesgd.data.load import load_data
 from securesgd.errors import InvalidInputError
@@ -16,7 +16,7 @@ from securesgd.runtime.tables import read_rows, write_rows
 from securesgd.theory.certificates import radii_by_rule
 from tests.command_line import run_here
 
-COMMAND = ("--norm", "l2", "--draws", "500", "--examples", "12", "--check")
+COMMAND = ("--norm", "l2", "--draws", "500", "--examples", "12", "--falsify")
 QUICK = {"restarts": 0, "steps": 10, "eot": 20}
 
 
@@ -31,7 +31,7 @@ def certified(tmp_path_factory):
 
 
 def test_true_certificates_pass_and_the_record_is_kept(certified):
-    record = json.loads((certified / "check-l2.json").read_text())
+    record = json.loads((certified / "falsified-l2.json").read_text())
     assert record["sound"]
     assert record["rules"]["tight"]["violations"] == 0
     assert record["rules"]["tight"]["searched"] > 0
@@ -41,7 +41,7 @@ def test_true_certificates_pass_and_the_record_is_kept(certified):
 def test_inflated_radii_are_caught(certified, tmp_path):
     model, inputs = load_run(certified).model, load_data("digits").test_inputs
     rows = [row | {"radius_tight": 6 * row["radius_tight"]} for row in read_rows(certified / "certificates.csv")]
-    result = check_run(tmp_path, model, inputs, rows, certificate_failure_prob=0.001, **QUICK)
+    result = falsify_run(tmp_path, model, inputs, rows, certificate_failure_prob=0.001, **QUICK)
     assert not result["sound"]
     assert result["rules"]["tight"]["violations"] > result["allowed"]
     assert "WRONG" in result["rules"]["tight"]["in_words"]
@@ -68,4 +68,4 @@ def test_the_command_ends_with_an_error_if_a_certificate_falls(certified, tmp_pa
 def test_nothing_to_check(certified, tmp_path):
     model = load_run(certified).model
     with pytest.raises(InvalidInputError, match="no certificates"):
-        check_run(tmp_path, model, load_data("digits").test_inputs, [], certificate_failure_prob=0.001)
+        falsify_run(tmp_path, model, load_data("digits").test_inputs, [], certificate_failure_prob=0.001)
