@@ -15,7 +15,7 @@ from securesgd.privacy import (
     UnprotectedRelease,
     epsilon_spent,
     group_epsilon,
-    loss_distribution,
+    mixture_loss,
 )
 from securesgd.privacy.composition import compose
 from securesgd.theory.gaussian import delta_from
@@ -133,19 +133,19 @@ def test_the_general_rule_for_groups_bounds_it(examples):
 @pytest.mark.parametrize("cells", [200, 1000])
 def test_a_coarse_grid_errs_upwards(monkeypatch, cells):
     groups = compose([steps(0.1, 1.0, 100)]).groups
-    fine = [curve.epsilon(1e-5) for curve in loss_distribution.loss_curves(groups, 2)]
-    monkeypatch.setattr(loss_distribution, "_MOST_CELLS", cells)
-    monkeypatch.setattr(loss_distribution, "_LEAST_CELLS", cells)
-    monkeypatch.setattr(loss_distribution, "_EXCESS", 1.0)
-    coarse = [curve.epsilon(1e-5) for curve in loss_distribution.loss_curves.__wrapped__(groups, 2)]
+    fine = [curve.epsilon(1e-5) for curve in mixture_loss.loss_curves(groups, 2)]
+    monkeypatch.setattr(mixture_loss, "_MOST_CELLS", cells)
+    monkeypatch.setattr(mixture_loss, "_LEAST_CELLS", cells)
+    monkeypatch.setattr(mixture_loss, "_EXCESS", 1.0)
+    coarse = [curve.epsilon(1e-5) for curve in mixture_loss.loss_curves.__wrapped__(groups, 2)]
     assert all(first > second for first, second in zip(coarse, fine, strict=True))
 
 
 def test_rounding_losses_down_would_be_noticed(monkeypatch):
     """The same integral as above says so: this is what makes the bounds bounds."""
-    monkeypatch.setattr(loss_distribution, "_split", lambda mass, *_: np.zeros_like(mass))
+    monkeypatch.setattr(mixture_loss, "_split", lambda mass, *_: np.zeros_like(mass))
     groups = compose([steps(0.1, 1.0, 1)]).groups
-    epsilon = max(curve.epsilon(1e-4) for curve in loss_distribution.loss_curves.__wrapped__(groups, 2))
+    epsilon = max(curve.epsilon(1e-4) for curve in mixture_loss.loss_curves.__wrapped__(groups, 2))
     assert true_delta(0.1, 1.0, 2, 1, epsilon) > 1e-4 * (1 + 1e-4)
 
 

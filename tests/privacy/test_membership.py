@@ -12,8 +12,8 @@ from securesgd.privacy import (
     GaussianRelease,
     SampledGaussianSteps,
     UnprotectedRelease,
-    loss_distribution,
     membership_bounds,
+    mixture_loss,
 )
 from securesgd.privacy.composition import compose
 
@@ -137,7 +137,7 @@ def test_mu_does_not_contradict_epsilon():
     """From mu follows an epsilon, at 1.01 delta; it must not be smaller than the one that was computed."""
     events = [steps(0.017, 1.0, 600), release(20.0)]
     bounds = membership_bounds(events, DELTA)
-    epsilon = max(curve.epsilon(1.01 * DELTA) for curve in loss_distribution.loss_curves(compose(events).groups))
+    epsilon = max(curve.epsilon(1.01 * DELTA) for curve in mixture_loss.loss_curves(compose(events).groups))
     mu = bounds.mu
     delta = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
     assert delta + bounds.slack >= 1.01 * DELTA * (1 - 1e-6)
@@ -145,21 +145,21 @@ def test_mu_does_not_contradict_epsilon():
 
 def test_a_coarse_grid_errs_upwards(monkeypatch):
     fine = membership_bounds([steps(0.1, 1.0, 100)], DELTA)
-    monkeypatch.setattr(loss_distribution, "_MOST_CELLS", 300)
-    monkeypatch.setattr(loss_distribution, "_LEAST_CELLS", 300)
-    loss_distribution.loss_curves.cache_clear()
+    monkeypatch.setattr(mixture_loss, "_MOST_CELLS", 300)
+    monkeypatch.setattr(mixture_loss, "_LEAST_CELLS", 300)
+    mixture_loss.loss_curves.cache_clear()
     coarse = membership_bounds([steps(0.1, 1.0, 100)], DELTA)
-    loss_distribution.loss_curves.cache_clear()
+    mixture_loss.loss_curves.cache_clear()
     assert coarse.mu > fine.mu
     for (_, first), (_, second) in zip(coarse.true_positive_rates, fine.true_positive_rates, strict=True):
         assert first > second
 
 
 def test_rounding_losses_down_would_be_noticed(monkeypatch):
-    monkeypatch.setattr(loss_distribution, "_split", lambda mass, *_: np.zeros_like(mass))
-    loss_distribution.loss_curves.cache_clear()
+    monkeypatch.setattr(mixture_loss, "_split", lambda mass, *_: np.zeros_like(mass))
+    mixture_loss.loss_curves.cache_clear()
     found = membership_bounds([release(1.0)], 1e-7)
-    loss_distribution.loss_curves.cache_clear()
+    mixture_loss.loss_curves.cache_clear()
     assert found.mu < 1 - 1e-6
     assert found.true_positive_rates[0][1] < gaussian_rate(1.0, 0.01)
 

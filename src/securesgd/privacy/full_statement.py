@@ -19,8 +19,8 @@ from securesgd.privacy.composition import compose
 from securesgd.privacy.events import PrivacyEvent, RepeatAndSelect, SampledGaussianSteps, event_json
 from securesgd.privacy.group import GROUP_SIZES, KNOWN_EVENTS, group_epsilon
 from securesgd.privacy.ledger import LedgerContents
-from securesgd.privacy.loss_distribution import LARGEST_GROUP
 from securesgd.privacy.membership import MembershipBounds, membership_bounds, no_bounds
+from securesgd.privacy.mixture_loss import LARGEST_GROUP
 from securesgd.privacy.statement import PrivacyStatement
 from securesgd.privacy.statement_rows import UNIT, assumptions, not_covered, released, statement_in_words
 from securesgd.validate import validate_count

@@ -2,7 +2,7 @@
 
 The rule "k examples cost k·epsilon" holds only together with a delta that grows to k·e^((k-1)·epsilon)·delta. At the
 delta of the statement the epsilon of k examples is *larger* than k·epsilon: in DP-SGD steps several of the person's
-examples may enter the same batch. `loss_distribution` computes the mixture of those cases.
+examples may enter the same batch. `mixture_loss` computes the mixture of those cases.
 """
 
 __all__ = ["GROUP_SIZES", "KNOWN_EVENTS", "group_epsilon", "protected_groups"]
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from securesgd.errors import InvalidInputError
 from securesgd.privacy.composition import Composition, compose
 from securesgd.privacy.events import GaussianRelease, PrivacyEvent, SampledGaussianSteps, UnprotectedRelease
-from securesgd.privacy.loss_distribution import LARGEST_GROUP, loss_curves
+from securesgd.privacy.mixture_loss import LARGEST_GROUP, loss_curves
 from securesgd.validate import validate_count, validate_delta
 
 GROUP_SIZES = (2, 5, 10)
