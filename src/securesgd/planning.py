@@ -143,7 +143,7 @@ def plan_run(
         calibration, began = time.perf_counter() - began, time.perf_counter()
         spent = SampledGaussianSteps(sampling_rate=rate, noise_multiplier=noise, steps=cell.steps)
         epsilon_spent([spent], cell.delta, cell.accountant)
-        accounting = (time.perf_counter() - began) * cell.steps / cell.block_steps  # once for every block of steps
+        accounting = (time.perf_counter() - began) * cell.steps / cell.block  # once for every block of steps
         rows.append(
             PlanRow(
                 batch_size=cell.batch_size,

@@ -17,6 +17,14 @@ def test_schedules():
     assert [linear.learning_rate_at(t) for t in (0, 5, 9)] == pytest.approx([2, 1, 0.2])
 
 
+@pytest.mark.parametrize(
+    ("steps", "given", "block"),
+    [(20, None, 50), (2500, None, 50), (2501, None, 51), (4688, None, 94), (10**6, None, 20_000), (10**6, 50, 50)],
+)
+def test_a_long_run_has_at_most_fifty_blocks(steps, given, block):
+    assert small_settings(steps=steps, block_steps=given).block == block
+
+
 def test_every_setting_that_changes_a_released_number_changes_the_fingerprint():
     changes = {
         "private": False, "delta": 1e-6, "epsilon": 3.0, "noise_multiplier": 2.0, "batch_size": 13, "steps": 21,
@@ -25,6 +33,7 @@ def test_every_setting_that_changes_a_released_number_changes_the_fingerprint():
         "schedule": "cosine", "warmup_steps": 1, "ema_decay": 0.5, "copies": 2, "micro_batch": 5,
     }  # fmt: skip
     speed = {"block_steps": 7, "checkpoint_steps": 7}
+    assert small_settings(block_steps=None).fingerprint(1.0) == small_settings(block_steps=50).fingerprint(1.0)
     assert set(changes) | set(speed) == {field.name for field in fields(TrainingSettings)}
     base = small_settings().fingerprint(1.0)
     for name, value in changes.items():

@@ -15,13 +15,16 @@ __all__ = [
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securesgd.errors import InvalidInputError
 from securesgd.validate import validate_count
+
+if TYPE_CHECKING:
+    from securesgd.data.stored_inputs import StoredInputs
 
 _COLOURS = (1, 3)
 _SHAPES = "(n, height, width), (n, channels, height, width) or (n, height, width, channels) with 1 or 3 channels, \
@@ -32,7 +35,7 @@ or (n, features)"
 class DataArrays:
     """Inputs as uint8 0..255 or float32 in [0, 1], channels first; targets as int64 in 0..classes-1."""
 
-    train_inputs: NDArray[Any]
+    train_inputs: "NDArray[Any] | StoredInputs"
     train_targets: NDArray[np.int64]
     test_inputs: NDArray[Any]
     test_targets: NDArray[np.int64]
@@ -107,7 +110,7 @@ def split_source(
 
 
 def validate_arrays(
-    train: tuple[NDArray[Any], NDArray[Any]],
+    train: "tuple[NDArray[Any] | StoredInputs, NDArray[Any]]",
     test: tuple[NDArray[Any], NDArray[Any]],
     classes: int | Sequence[str] | None = None,
     place: str = "",
@@ -116,18 +119,22 @@ def validate_arrays(
 
     `classes` is their number or their names; if None, one more than the highest training label. `place` starts the
     error messages.
+    Training inputs that stay on disk were validated when they were opened.
     Raises: InvalidInputError for wrong shapes, kinds of numbers or lengths, values outside [0, 1] or NaN, labels out
     of range, and a class without any training example.
     """
     start = f"{place}: " if place else ""
-    inputs = [_inputs(x, f"{start}x_{split}") for split, (x, _) in (("train", train), ("test", test))]
+    train_inputs = _inputs(train[0], f"{start}x_train") if isinstance(train[0], np.ndarray) else train[0]
+    test_inputs = _inputs(test[0], f"{start}x_test")
+    inputs = train_inputs, test_inputs
     targets = [
         _targets(y, len(x), f"{start}y_{split}")
         for x, split, (_, y) in zip(inputs, ("train", "test"), (train, test), strict=True)
     ]
-    if inputs[0].shape[1:] != inputs[1].shape[1:]:
+    if tuple(train_inputs.shape[1:]) != test_inputs.shape[1:]:
         raise InvalidInputError(
-            f"{start}x_train holds inputs of shape {inputs[0].shape[1:]} but x_test of {inputs[1].shape[1:]}; "
+            f"{start}x_train holds inputs of shape {tuple(train_inputs.shape[1:])} but x_test of "
+            f"{test_inputs.shape[1:]}; "
             "they must be the same"
         )
     count = int(targets[0].max()) + 1 if classes is None else classes
@@ -150,9 +157,9 @@ def validate_arrays(
             f"{start}class {names[int(counts.argmin())]!r} has no training example; every class needs at least one"
         )
     return DataArrays(
-        train_inputs=inputs[0],
+        train_inputs=train_inputs,
         train_targets=targets[0],
-        test_inputs=inputs[1],
+        test_inputs=test_inputs,
         test_targets=targets[1],
         class_names=names,
     )

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+from securesgd.data.array_folder import is_array_folder
 from securesgd.data.image_folder import scan_image_folder
 from securesgd.data.problems import Problem
 from securesgd.data.settings import TABLE_SETTINGS, DataSettings, format_size
@@ -70,6 +71,8 @@ def check_data(path: str | PathLike[str], settings: DataSettings | None = None) 
     apply.
     """
     place, settings = Path(path).expanduser(), settings or DataSettings()
+    if is_array_folder(place):
+        raise InvalidInputError(f"{place} is a folder of arrays; training checks all of them before its first step")
     if place.is_dir():
         return _check_folder(place, settings)
     if not is_table(place):

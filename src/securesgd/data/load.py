@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from securesgd.data.array_folder import is_array_folder, read_array_folder
 from securesgd.data.arrays import DataArrays, SourceData, validate_arrays
 from securesgd.data.catalog import CATALOG, DataSet
 from securesgd.data.fetch import fetch
@@ -23,6 +24,7 @@ from securesgd.data.npz_file import read_npz
 from securesgd.data.places import presence
 from securesgd.data.settings import DataSettings
 from securesgd.data.sources import Progress
+from securesgd.data.stored_inputs import StoredInputs, input_tensor
 from securesgd.data.table import is_table, read_table
 from securesgd.errors import DataUnavailableError, InvalidInputError, SecureSGDError, nearest
 from securesgd.runtime.import_path import is_import_path, load_function
@@ -33,7 +35,7 @@ _AS_GIVEN = "train and test as given"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadedData:
-    """A data set in memory.
+    """A data set in memory; the training inputs of a folder of .npy files stay on disk, and are indexed like a tensor.
 
     *_inputs    float32 in [0, 1], (n, *input_shape); *_targets int64 in 0..classes-1
     holdout_*   taken out of the training examples for validation, None if there are none; whatever is chosen by
@@ -53,7 +55,7 @@ class LoadedData:
     name: str
     class_names: tuple[str, ...]
     input_shape: tuple[int, ...]
-    train_inputs: Tensor
+    train_inputs: Tensor | StoredInputs
     train_targets: Tensor
     test_inputs: Tensor
     test_targets: Tensor
@@ -93,7 +95,14 @@ def split_data(
     apart = np.zeros(examples, bool)
     apart[np.random.default_rng(seed).permutation(examples)[:holdout]] = True
     rest = slice(None) if holdout == 0 else ~apart
-    train_inputs = input_tensor(arrays.train_inputs[rest])
+    stored = arrays.train_inputs
+    train_inputs: Tensor | StoredInputs
+    if isinstance(stored, StoredInputs):
+        train_inputs = stored.only(~apart) if holdout else stored
+        holdout_inputs = stored[apart] if holdout else None
+    else:
+        train_inputs = input_tensor(stored[rest])
+        holdout_inputs = input_tensor(stored[apart]) if holdout else None
     return LoadedData(
         name=name,
         class_names=arrays.class_names,
@@ -102,7 +111,7 @@ def split_data(
         train_targets=torch.tensor(arrays.train_targets[rest]),
         test_inputs=input_tensor(arrays.test_inputs),
         test_targets=torch.tensor(arrays.test_targets),
-        holdout_inputs=input_tensor(arrays.train_inputs[apart]) if holdout else None,
+        holdout_inputs=holdout_inputs,
         holdout_targets=torch.tensor(arrays.train_targets[apart]) if holdout else None,
         source={
             "name": name,
@@ -111,13 +120,6 @@ def split_data(
             "sizes": {"train": examples - holdout, "holdout": holdout, "test": len(arrays.test_inputs)},
         },
     )
-
-
-def input_tensor(pixels: NDArray[Any]) -> Tensor:
-    """Return inputs as a float32 tensor of its own memory; uint8 in 0..255 becomes [0, 1]."""
-    tensor = torch.empty(pixels.shape, dtype=torch.float32)
-    tensor.numpy()[:] = pixels
-    return tensor.div_(255) if pixels.dtype == np.uint8 else tensor
 
 
 def from_datasets(
@@ -186,7 +188,8 @@ def load_data(
 
     A name of the catalog (as text; a Path is always a path) is looked for in `folder`, or in $SECURESGD_DATA and the
     user's cache, and fetched only if `download`. A path is a .npz file with x_train, y_train, x_test, y_test, a folder
-    of images by class, or a table (.csv, .tsv, .parquet) with a schema; `settings` say how the last two are read. An
+    with train_x.npy, train_y.npy, test_x.npy, test_y.npy (whose training inputs stay on disk), a folder of images by
+    class, or a table (.csv, .tsv, .parquet) with a schema; `settings` say how the last two are read. An
     import path `package.module:function` is imported, and the function called: it returns the arrays x_train, y_train,
     x_test, y_test, or two torch Datasets (train, test), or a LoadedData. `holdout` training examples, drawn with
     `seed`, are set apart for validation; the same arguments give the same split.
@@ -211,6 +214,9 @@ def load_data(
         if path.suffix == ".npz":
             _require_no_reading(settings, preprocessing, f"{path} is a .npz file")
             source = SourceData(arrays=read_npz(path), split="train and test of the .npz file")
+        elif is_array_folder(path):
+            _require_no_reading(settings, preprocessing, f"{path} is a folder of arrays")
+            source = SourceData(arrays=read_array_folder(path), split=_AS_GIVEN)
         elif path.is_dir():
             _require_kind(preprocessing, "images", f"{path} is a folder")
             source = read_image_folder(path, settings, preprocessing, seed)

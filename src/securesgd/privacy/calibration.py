@@ -5,10 +5,11 @@ __all__ = ["affordable_steps", "calibrated_noise_multiplier", "largest_within"]
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 from securesgd.errors import InvalidInputError, PrivacyError
 from securesgd.privacy.accounting import Accountant, composition_epsilon, epsilon_spent, validate_accountant
-from securesgd.privacy.composition import compose
+from securesgd.privacy.composition import Composition, compose
 from securesgd.privacy.events import PrivacyEvent, SampledGaussianSteps
 from securesgd.privacy.pld import pld_epsilon
 from securesgd.validate import validate_count, validate_delta, validate_positive, validate_sampling_rate
@@ -116,12 +117,18 @@ def calibrated_noise_multiplier(
     if alone >= target:
         raise PrivacyError(f"the other releases alone cost epsilon {alone:.6g}; the target {target:g} leaves nothing")
 
-    def epsilon_at(k: int, *, coarser: float = 1) -> float:
+    def composition_at(k: int) -> Composition:
         run = SampledGaussianSteps(sampling_rate=rate, noise_multiplier=math.exp(-k * RESOLUTION), steps=steps)
-        composition = compose((*extra, run))
-        if coarser > 1:
-            return pld_epsilon(composition.groups, delta, coarser=coarser)
-        return composition_epsilon(composition, delta, name)
+        return compose((*extra, run))
+
+    @cache
+    def removal_epsilon(k: int, coarser: float) -> float:
+        return pld_epsilon(composition_at(k).groups, delta, coarser=coarser, removal_only=True)
+
+    def epsilon_at(k: int) -> float:
+        if name == "pld" and (below := removal_epsilon(k, 1)) > target:
+            return below  # too much, and the other direction can only add to it
+        return composition_epsilon(composition_at(k), delta, name)
 
     lowest, highest = -_grid(LARGEST_NOISE), -_grid(SMALLEST_NOISE)
     # With much noise, DP-SGD is close to one Gaussian release with multiplier c/(q·sqrt(T)).
@@ -130,16 +137,11 @@ def calibrated_noise_multiplier(
     guess = min(max(0.5, guess), LARGEST_NOISE)
     start, stride = -_grid(guess), -_grid(0.7)
     if name == "pld":
-        # Nearly the same crossing at a tenth of the cost, only to start the real search next to it.
-        rough = largest_within(
-            lambda k: epsilon_at(k, coarser=10),
-            target,
-            start=start,
-            stride=stride,
-            lowest=lowest,
-            highest=highest,
-        )
-        start, stride = (start, stride) if rough is None else (rough, 256)
+        # The same crossing at a fraction of the cost, only to start the real search next to it.
+        near = _near_crossing(
+            removal_epsilon, target, start=start, stride=stride, lowest=lowest, highest=highest
+        )  # fmt: skip
+        start, stride = (start, stride) if near is None else (near, 1)
     k = largest_within(epsilon_at, target, start=start, stride=stride, lowest=lowest, highest=highest)
     if k is None:
         raise PrivacyError(
@@ -147,6 +149,44 @@ def calibrated_noise_multiplier(
             f"{rate:g}, not even with noise multiplier {LARGEST_NOISE:g}"
         )
     return math.exp(-k * RESOLUTION)
+
+
+def _near_crossing(
+    value_at: Callable[[int, float], float], limit: float, *, start: int, stride: int, lowest: int, highest: int
+) -> int | None:
+    """Return the last k before value_at(k, 1) crosses `limit`, or one nearby; None if there is no crossing.
+
+    value_at(k, coarser) is nearly the same for larger `coarser` and costs less: coarse values narrow the search down,
+    then secants of log(value) need about two exact ones. Nothing rests on the result but the time of what follows.
+    """
+    bracket = _bracket(lambda k: value_at(k, 10), limit, min(max(start, lowest), highest), stride, lowest, highest)
+    if bracket is None or isinstance(bracket, int):
+        return bracket
+    (before, first), (k, value) = bracket
+    coarser, slope = 10.0, math.nan
+    for _ in range(_MOST_SECANTS):
+        if k != before:
+            usable = min(first, value) > 0 and max(first, value) < math.inf
+            slope = math.log(value / first) / (k - before) if usable else math.nan
+        if not slope > 0:
+            break
+        ahead = math.floor(math.log(limit / value) / slope)
+        if abs(ahead) <= _CLOSE[coarser]:
+            if coarser == 1:
+                return k + ahead
+            coarser = 1.0  # exact values from here on, at first with the slope of the coarse ones
+            before = k = min(max(k + ahead, lowest), highest)
+            first = value = value_at(k, coarser)
+        else:
+            before, first = k, value
+            k = min(max(k + ahead, lowest), highest)
+            value = value_at(k, coarser)
+    return k
+
+
+_MOST_SECANTS = 20
+_CLOSE = {10.0: 500, 1.0: 3}
+"""Steps of the grid to the next guess at which coarse, and exact, values are near enough."""
 
 
 def affordable_steps(

@@ -142,7 +142,7 @@ class AccountedRun:
         if not self.settings.private:
             self._record_once(UnprotectedRelease(label="training", reason=not_private))
         else:
-            stop = min((step // self.settings.block_steps + 1) * self.settings.block_steps, self.settings.steps)
+            stop = min((step // self.settings.block + 1) * self.settings.block, self.settings.steps)
             self.ledger.reserve(self._steps(stop - step), first_step=step, stream=self.stream)
         return self.epsilon_with(step)
 

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from securesgd.clipping.engine import Loss, per_example
 from securesgd.data.load import LoadedData
+from securesgd.data.stored_inputs import StoredInputs
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.runtime.random_state import BufferState, RandomState
@@ -53,6 +54,21 @@ class TensorExamples:
         return self.inputs[index], self.targets[index.to(self.targets.device)]
 
 
+class StoredExamples:
+    """Examples whose inputs stay on disk: a batch is read when it is asked for."""
+
+    def __init__(self, inputs: StoredInputs, targets: Tensor) -> None:
+        if len(inputs) != len(targets):
+            raise InvalidInputError(f"{len(inputs)} inputs but {len(targets)} targets: there must be one per example")
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def batch(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        return self.inputs[indices], self.targets[torch.as_tensor(indices, dtype=torch.long)]
+
+
 class DatasetExamples:
     """Examples of any map-style torch Dataset of (input, target) pairs.
 
@@ -78,11 +94,13 @@ class DatasetExamples:
         return inputs[:count], targets[:count]
 
 
-def as_examples(data: "Dataset[Any] | tuple[Tensor, Tensor]") -> Examples:
-    """Return `data` as Examples: a pair of tensors, a TensorDataset or any map-style Dataset of pairs."""
+def as_examples(data: "Dataset[Any] | tuple[Tensor, Tensor] | tuple[StoredInputs, Tensor]") -> Examples:
+    """Return `data` as Examples: a pair of tensors (inputs may be on disk), or any map-style Dataset of pairs."""
     if isinstance(data, TensorDataset):
         data = tuple(data.tensors)  # type: ignore[assignment]
     if isinstance(data, tuple | list):
+        if len(data) == 2 and isinstance(data[0], StoredInputs) and isinstance(data[1], Tensor):
+            return StoredExamples(*data)
         if len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
             raise InvalidInputError("training data must be a pair (inputs, targets) of tensors, or a torch Dataset")
         return TensorExamples(*data)

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from securesgd.clipping.engine import Loss
+from securesgd.runtime.randomness import MOST_BY_WORD
 from securesgd.training.code_fingerprint import describe_code, describe_module
 from securesgd.training.one_off_release import OneOffRelease
 from securesgd.training.settings import TrainingSettings
@@ -68,6 +69,8 @@ class ResumeFingerprint:
         )
         if self.optimizer:  # else the digest, and the noise of a seed, are those of earlier versions
             parts += (self.optimizer,)
+        if self.examples > MOST_BY_WORD:  # sampled otherwise by version 0.2: no step of it may be repeated
+            parts += ("sampled by gaps",)
         parts += tuple(part for part in self._own_code() if part)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 

@@ -173,7 +173,7 @@ def train(
         with StopSignals() as signals:
             while state.step < last and not stopped:
                 model.train()  # whatever mode a callback has left: a resumed run would not have it
-                if epsilon is None or state.step % settings.block_steps == 0:
+                if epsilon is None or state.step % settings.block == 0:
                     epsilon = processes.on_first(lambda: run.reserve_block(state.step, not_private))  # type: ignore[union-attr]
                 if one_off_release is not None and state.step == one_off_release.step:
                     epsilon = processes.on_first(lambda: run.record_one_off_release(state.step))  # type: ignore[union-attr]

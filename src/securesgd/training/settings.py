@@ -27,6 +27,7 @@ SCHEDULES: tuple[str, ...] = get_args(Schedule)
 MAX_STEPS, MAX_COPIES = 10**7, 1000
 """Runs above these would not end: ten million steps are four months at one a second."""
 LARGEST = 1e30  # of a rate or a norm: single precision ends at 3.4e38
+_LEAST_BLOCK, _MOST_BLOCKS = 50, 50
 _ONLY_SPEED = {"micro_batch", "block_steps", "checkpoint_steps"}
 
 
@@ -84,8 +85,8 @@ class TrainingSettings:
 
     micro_batch: int | None = None
     """Examples in memory at once; None for all."""
-    block_steps: int = 50
-    """Steps reserved ahead in one ledger line. A crash costs at most the rest of a block."""
+    block_steps: int | None = None
+    """Steps reserved ahead in one ledger line; None: 50, or 2 % of the steps if that is more."""
     checkpoint_steps: int = 50
     """Steps between two checkpoints."""
 
@@ -103,9 +104,11 @@ class TrainingSettings:
             validate_positive("epsilon", self.epsilon)
         if self.noise_multiplier is not None:
             validate_noise_multiplier(self.noise_multiplier)
-        for name in ("batch_size", "block_steps", "checkpoint_steps"):
+        for name in ("batch_size", "checkpoint_steps"):
             validate_count(name, getattr(self, name), at_least=1)
         validate_count("steps", self.steps, at_least=1, at_most=MAX_STEPS)
+        if self.block_steps is not None:
+            validate_count("block_steps", self.block_steps, at_least=1)
         validate_count("copies", self.copies, at_least=1, at_most=MAX_COPIES)
         if self.sampling_rate is not None and self.population is not None:
             raise InvalidInputError("give sampling_rate or population, not both: the population sets the sampling rate")
@@ -157,6 +160,11 @@ class TrainingSettings:
                 f"batch_size is {self.batch_size} but there are {examples} examples; valid: 1 to {examples}"
             )
         return self.batch_size / (self.population or examples)
+
+    @property
+    def block(self) -> int:
+        """Steps of one ledger line. Each costs an epsilon, so a long run has no more than fifty."""
+        return self.block_steps or max(_LEAST_BLOCK, math.ceil(self.steps / _MOST_BLOCKS))
 
     def learning_rate_at(self, step: int, peak: float | None = None) -> float:
         """Return the learning rate of step `step`: warm-up from zero to `peak`, then the schedule down to zero.
