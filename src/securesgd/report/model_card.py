@@ -17,7 +17,8 @@ from securesgd.data.schema import Schema
 from securesgd.data.settings import format_size
 from securesgd.errors import DamagedFileError, InvalidInputError, printable
 from securesgd.report.accuracy import MOST_CLASSES
-from securesgd.report.page import build_part, check_commands, not_guaranteed
+from securesgd.report.commands import check_commands
+from securesgd.report.page import build_part, not_guaranteed
 from securesgd.report.robustness import attack_rows, attack_warnings, certificate_tables
 from securesgd.report.run_record import RunRecord, class_names, is_noisy, read_run
 from securesgd.runtime import run_folder as names

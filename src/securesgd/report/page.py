@@ -1,12 +1,10 @@
 """The report: one self-contained HTML file about one run, or several side by side. Reads run folders; no torch."""
 
-__all__ = ["WrittenReport", "build_part", "check_commands", "not_guaranteed", "render_again", "report"]
+__all__ = ["WrittenReport", "build_part", "not_guaranteed", "render_again", "report"]
 
-import base64
 import json
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -16,20 +14,13 @@ from typing import Any
 import jinja2
 
 from securesgd import __version__
-from securesgd.certificates.rules import INTERVAL
 from securesgd.check.outcome import FAIL, Finding
 from securesgd.check.records import check_records, unbelieved_tiles
 from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
-from securesgd.privacy.events import (
-    GaussianRelease,
-    PrivacyEvent,
-    RepeatAndSelect,
-    SampledGaussianSteps,
-    UnprotectedRelease,
-)
-from securesgd.privacy.ledger_record import Record
 from securesgd.report.accuracy import accuracy_part, no_accuracy
-from securesgd.report.plots import budget_spent_figure, compared_curves_figure
+from securesgd.report.commands import check_commands
+from securesgd.report.plots import compared_curves_figure
+from securesgd.report.privacy import NO_PRIVACY, data_uri, privacy_part
 from securesgd.report.robustness import (
     attack_rows,
     attack_warnings,
@@ -38,10 +29,8 @@ from securesgd.report.robustness import (
 )
 from securesgd.report.run_record import RunRecord, read_run
 from securesgd.runtime import run_folder as names
-from securesgd.runtime.import_path import is_import_path
 from securesgd.runtime.run_folder import IN_MEMORY, OWN_NETWORK
 from securesgd.runtime.storage import open_regular, read_bytes, write_whole
-from securesgd.theory.rounding import round_up
 
 _BEGINNING = b"<!doctype html>"
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -139,7 +128,7 @@ def _comparison_picture(records: Sequence[RunRecord]) -> str | None:
     certified = {record.name: record.certificates for record in records if record.certificates}
     if len(certified) < 2:
         return None
-    return _data_uri(compared_curves_figure(certified))
+    return data_uri(compared_curves_figure(certified))
 
 
 def _run_section(record: RunRecord, number: int, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -148,11 +137,7 @@ def _run_section(record: RunRecord, number: int, findings: Sequence[Finding]) ->
         "title": f"run {record.name}", "method": "unknown", "dataset": "unknown", "subtitle": "",
         "redistribution_words": "", "commands": "",
     }  # fmt: skip
-    no_privacy: dict[str, Any] = {
-        "statement": None, "doubts": [], "words": "", "epsilon": "–", "epsilon_shown": "unknown", "delta": "–",
-        "releases": [], "spent": None, "replayed": None,
-    }  # fmt: skip
-    privacy = build_part(record, "model.json or ledger.jsonl", _privacy, no_privacy)
+    privacy = build_part(record, "model.json or ledger.jsonl", privacy_part, NO_PRIVACY)
     certificates = build_part(record, names.CERTIFICATES, certificate_tables, [])
     attacks = build_part(record, names.ATTACK_RECORD, attack_rows, [])
     if not certificates:
@@ -240,68 +225,6 @@ def _subtitle(record: RunRecord) -> str:
     return ", ".join(parts) + "."
 
 
-def _privacy(record: RunRecord) -> dict[str, Any]:
-    """Return the privacy statement as the ledger gives it now, not as the run wrote it, and the releases behind it."""
-    statement = None if record.statement is None or record.replayed is None else record.replayed
-    header = None if record.ledger is None else record.ledger.header
-    epsilon, delta = "–", "–" if header is None else str(header.delta)
-    if statement is not None:
-        epsilon = "∞" if math.isinf(statement.epsilon) else _epsilon_text(statement.epsilon)
-        delta = f"{statement.delta:g}"
-    picture = None if record.ledger is None else budget_spent_figure(record.ledger)
-    return {
-        "statement": None if statement is None else statement.json(),
-        "doubts": record.doubts,
-        "words": (record.statement or {}).get("in_words", ""),
-        "replayed": record.replayed,
-        "epsilon": epsilon,
-        "epsilon_shown": {"∞": "not private", "–": "unknown"}.get(epsilon, epsilon),
-        "delta": delta,
-        "releases": [] if record.ledger is None else _releases(record.ledger.records),
-        "adjacency": "unknown" if header is None else header.adjacency,
-        "accountant": "UNKNOWN, " if header is None else f"{header.accountant.upper()}, {header.accountant_version}",
-        "examples": "not public" if header is None or header.dataset_size is None else f"{header.dataset_size:,}",
-        "spent": None if picture is None else _data_uri(picture),
-    }
-
-
-def _epsilon_text(epsilon: float) -> str:
-    """Return epsilon to four decimals, never below it, without zeros at the end."""
-    return f"{round_up(epsilon, decimals=4):.4f}".rstrip("0").rstrip(".")
-
-
-def _releases(records: Sequence[Record]) -> list[dict[str, str]]:
-    """Return the ledger's events as rows, consecutive blocks of equal DP-SGD steps as one."""
-    rows: list[dict[str, Any]] = []
-    last: PrivacyEvent | None = None
-    for record in records:
-        event, spent = record.event, "∞" if math.isinf(record.epsilon) else f"{record.epsilon:.4f}"
-        row: dict[str, Any] = {"noise": "none", "rate": "–", "times": 1, "epsilon": spent}
-        match event:
-            case SampledGaussianSteps():
-                if isinstance(last, SampledGaussianSteps) and replace(last, steps=event.steps) == event:
-                    rows[-1] |= {"times": rows[-1]["times"] + event.steps, "epsilon": spent}
-                    continue
-                row |= {"what": "steps of DP-SGD on Poisson samples", "noise": f"{event.noise_multiplier:.4f}"}
-                row |= {"rate": f"{event.sampling_rate:.5f}", "times": event.steps}
-            case GaussianRelease():
-                row |= {"what": event.label, "noise": f"{event.noise_multiplier:.4f}"}
-            case UnprotectedRelease():
-                row |= {"what": f"{event.label}: {event.reason}"}
-            case RepeatAndSelect():
-                parts = (
-                    f"{part.steps:,} steps of DP-SGD (sampling rate {part.sampling_rate:.5f})"
-                    if isinstance(part, SampledGaussianSteps)
-                    else part.label
-                    for part in event.trial
-                )
-                row |= {"what": f"{event.label} ({event.mean:g} on average), each: {' and '.join(parts)}"}
-                row |= {"noise": " and ".join(f"{part.noise_multiplier:.4f}" for part in event.trial)}
-        rows.append(row)
-        last = event
-    return [row | {"times": f"{row['times']:,}"} for row in rows]
-
-
 _NO_COST = "It does not look at the private data."
 _COSTS = {
     "uniform": _NO_COST, "random": _NO_COST, "prior": _NO_COST, "public": _NO_COST,
@@ -326,7 +249,8 @@ def not_guaranteed(statement: dict[str, Any] | None) -> list[str]:
     lines = [
         "Privacy is for one training example. Groups of people, or one person with several examples, are protected "
         "less.",
-        "Settings were chosen by people who may have looked at this or similar data; such a search is in no budget.",
+        "Settings may have been chosen by people who looked at this or similar data: only a search that the ledger "
+        "names is in the budget.",
         "The test set is not protected: accuracies, certificates and attacked images are about it.",
         "Certificates are about changes of the input measured in the stated norm. Rotations, other cameras or other "
         "kinds of pictures are not covered.",
@@ -338,57 +262,6 @@ def not_guaranteed(statement: dict[str, Any] | None) -> list[str]:
     if statement is not None and not statement["guaranteed"]:
         lines.insert(0, f"Privacy itself: {'; '.join(statement['reasons'])}.")
     return lines
-
-
-def check_commands(record: RunRecord, folder: str | None = None) -> str:
-    """Return the commands that check the run again; what the folder does not hold must be given.
-
-    `folder` is what the folder of the run is called in them; its name if not given.
-    """
-    folder = folder or record.called
-    network, dataset = record.network, (record.config or {}).get("dataset")
-    lines = [
-        f"# in the folder that holds {folder}/",
-        f"securesgd check {folder}           # recomputes what this folder claims, and writes nothing",
-    ]
-    given = []
-    if network == OWN_NETWORK or is_import_path(network):
-        given.append(f"--network {'PACKAGE.MODULE:FUNCTION' if network == OWN_NETWORK else network}")
-        if record.structure_sha256:
-            lines.append(f"# the network is not in the folder; sha256 of its structure: {record.structure_sha256}")
-    if dataset == IN_MEMORY or is_import_path(dataset):
-        given.append(f"--dataset {'DATA.npz' if dataset == IN_MEMORY else dataset}")
-    for key, stated in record.certificate_records.items():
-        if key == INTERVAL:
-            lines.append(f"cp -r {folder} {folder}-{key}        # new proofs, in a copy")
-        else:
-            lines.append(f"cp -r {folder} {folder}-{key}        # fresh noise and a new proof, in a copy")
-        lines.append(f"securesgd certify {folder}-{key} {' '.join(_certify_options(key, stated, given))}")
-    training = (record.config or {}).get("training", {})
-    if dataset == IN_MEMORY or network == OWN_NETWORK or "own" in (training.get("optimizer"), training.get("schedule")):
-        lines.append("# training again takes the program that trained it: the folder does not hold all that it used")
-    else:
-        lines.append(f"securesgd train --config {folder}/config.toml --out again     # same settings, new secret noise")
-    return "\n".join(lines)
-
-
-def _certify_options(key: str, stated: dict[str, Any], given: Sequence[str]) -> list[str]:
-    """Return the options of the command that makes the certificates of a record anew."""
-    settings, by_intervals = stated["settings"], key == INTERVAL
-    options = [f"--family {INTERVAL}" if by_intervals else f"--norm {key}", f"--examples {stated['examples']}"]
-    if by_intervals:
-        options.append(f"--bounds {settings['bounds']}")
-        if settings["box"] is not None:
-            options.append(f'--box "{",".join(settings.get("box_in_units") or settings["box"])}"')
-        if settings["input_range"] != [0.0, 1.0]:
-            ends = settings["input_range"]
-            options.append(f"--input-range {'none' if ends is None else f'{ends[0]:g},{ends[1]:g}'}")
-    else:
-        options.append(f"--failure-prob {settings['failure_prob']:g}")
-    for name in ("draws", "selection_draws", "radius", "tolerance"):
-        if settings.get(name) is not None:
-            options.append(f"--{name.replace('_', '-')} {settings[name]}")
-    return [*options, *given, *(() if by_intervals else (f"--seed {settings['seed'] + 1}",)), "--again"]
 
 
 def _picture(record: RunRecord, name: str) -> str | None:
@@ -404,8 +277,4 @@ def _picture(record: RunRecord, name: str) -> str | None:
     if not content.startswith(_PNG):
         record.missing.append(f"{name} cannot be used: it is not a PNG picture")
         return None
-    return _data_uri(content)
-
-
-def _data_uri(image: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(image).decode()
+    return data_uri(content)
