@@ -29,7 +29,7 @@ LAYERS = (
     ("certificates",),
     ("attacks",),
     ("report",),
-    ("export", "new_inputs", "predict_files", "prediction", "run", "run_data", "run_training"),
+    ("export", "new_inputs", "own_loop", "predict_files", "prediction", "run", "run_data", "run_job", "run_training"),
     ("reproduce",),
     ("serve",),
     ("cli",),
