@@ -89,8 +89,8 @@ class RunJob:
         if self.loaded is not None and self.loaded.by_share and config.training.adjacency == "add-or-remove-one":
             raise InvalidInputError(
                 "the test examples are a share of all, so their number tells that of the training examples, which is "
-                "not public with a sampling_rate or population; valid: test examples of their own (--set test=FILE, or a "
-                "folder with train/ and test/)"
+                "not public with a sampling_rate or population; valid: test examples of their own (--set test=FILE, or "
+                "a folder with train/ and test/)"
             )
         if isinstance(model, AdlmNetwork):
             return adlm_training_arguments(model, config.training)

@@ -48,7 +48,7 @@ class Batch:
             rows = len(value) if isinstance(value, Tensor) and value.dim() else type(value).__name__
             if rows != count:
                 raise InvalidInputError(
-                    f"the {name} of the batch of step {self.step} have {rows} rows; valid: {count}, one for each "
+                    f"the {name} of the batch of step {self.step + 1} have {rows} rows; valid: {count}, one for each "
                     "example of the sample"
                 )
 

@@ -284,7 +284,7 @@ def _require_function(name: str, factory: Any, what: str) -> None:
 
 
 def _require_no_argument(value: torch.optim.Optimizer | LRScheduler, what: str) -> None:
-    parameters = inspect.signature(value.step).parameters.values()
+    _, *parameters = inspect.signature(type(value).step).parameters.values()  # a scheduler wraps that of the object
     needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if needed:
         raise InvalidInputError(
