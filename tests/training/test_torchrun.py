@@ -33,15 +33,16 @@ SETTINGS = ["accountant=rdp", "steps=12", "noise_seed=1", "batch_size=64", "bloc
 
 def torchrun(place, *arguments, **environment):
     (place / "program.py").write_text(PROGRAM)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py", *arguments],
+        [*launcher, "program.py", *arguments],
         cwd=place,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | environment,
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
-    )  # fmt: skip
+    )
 
 
 def train_command(out):
