@@ -48,6 +48,9 @@ class Digits(lightning.LightningModule):
         self.training_run.step(batch)
         self.log("epsilon", self.training_run.epsilon, prog_bar=True)
 
+    def transfer_batch_to_device(self, batch: object, *_: object) -> object:
+        return batch  # `step` does that
+
     def configure_optimizers(self) -> None:
         return None
 

@@ -5,18 +5,29 @@ Rank 0 alone writes files; all ranks take the same decisions, so that none waits
 
 __all__ = ["Processes", "process_group"]
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from securesgd.errors import SecureSGDError
 
 T = TypeVar("T")
+_GROUPS = itertools.count()
+"""Groups that this process has started; the same number on all, since they are started together."""
+
+
+@cache
+def _meeting_place() -> tuple[dist.Store, int, int]:
+    """Return the store by which processes find each other, this process's rank and their number; kept to the end."""
+    return next(rendezvous("env://"))
 
 
 @contextmanager
@@ -43,7 +54,9 @@ def process_group() -> Iterator["Processes"]:
     starts = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
     if starts:
         with _talking():
-            dist.init_process_group("gloo")
+            store, rank, count = _meeting_place()
+            own = dist.PrefixStore(f"securesgd {next(_GROUPS)}", store)  # a later group must not find old addresses
+            dist.init_process_group("gloo", store=own, rank=rank, world_size=count)
     try:
         yield Processes()
     finally:
