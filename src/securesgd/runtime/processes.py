@@ -25,7 +25,7 @@ _GROUPS = itertools.count()
 
 
 @cache
-def _meeting_place() -> tuple[dist.Store, int, int]:
+def _meeting_place() -> tuple[Any, int, int]:
     """Return the store by which processes find each other, this process's rank and their number; kept to the end."""
     return next(rendezvous("env://"))
 
@@ -55,7 +55,8 @@ def process_group() -> Iterator["Processes"]:
     if starts:
         with _talking():
             store, rank, count = _meeting_place()
-            own = dist.PrefixStore(f"securesgd {next(_GROUPS)}", store)  # a later group must not find old addresses
+            # A later group must not find the addresses of an earlier one.
+            own = dist.PrefixStore(f"securesgd {next(_GROUPS)}", store)  # type: ignore[attr-defined]
             dist.init_process_group("gloo", store=own, rank=rank, world_size=count)
     try:
         yield Processes()
