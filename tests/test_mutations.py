@@ -105,7 +105,7 @@ MUTATIONS = {
     "one rank stops alone": ("training/private_training.py", "self._processes.any(self.signals.requested) and", "self.signals.requested and", "training/test_processes.py -k signal"),
     "finishing trains on": ("training/private_training.py", "self._last = state.step if self._is_finish else settings.steps", "self._last = settings.steps", "training/test_finish.py -k callback"),
     "finished without a step": ("training/private_training.py", "if self._is_finish and state.step == 0:", "if False:", "training/test_finish.py -k cannot"),
-    "finished without the average": ("training/private_training.py", "                state.use_average()\n", "        if not finish:\n            state.use_average()\n", "training/test_finish.py -k callback"),
+    "finished without the average": ("training/private_training.py", "                state.use_average()\n", "                if not self._is_finish:\n                    state.use_average()\n", "training/test_finish.py -k callback"),
     "steps repeated on another device": ("training/accounted_run.py", "if first != device:", "if False:", "training/test_finish.py -k device"),
     "lines of lost steps kept": ("training/held_out.py", 'if line["step"] <= step and', "if", "training/test_held_out.py -k finishing"),
     "epsilon of a step counts a crash": ("training/accounted_run.py", "record.block.first_step <= step)", "True)", "training/test_finish.py -k same_after"),
