@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from securesgd.models.interval_network import IntervalNetwork
     from securesgd.models.networks import network
     from securesgd.models.noisy import NoisyNetwork
+    from securesgd.own_loop import PrivateTraining
     from securesgd.privacy.mechanism import HeterogeneousGaussianMechanism, Release
     from securesgd.privacy.statement import PrivacyStatement
     from securesgd.run import Prediction, Run, load_run
     from securesgd.run_check import check_run
     from securesgd.run_training import train
     from securesgd.training.interrupt import TrainingInterrupted
-    from securesgd.training.loop import StepReport
+    from securesgd.training.result import StepReport
     from securesgd.training.tensorboard import tensorboard_logger
     from securesgd.tuning import tune
 
@@ -47,6 +48,7 @@ __all__ = [
     "Prediction",
     "PrivacyError",
     "PrivacyStatement",
+    "PrivateTraining",
     "Release",
     "Run",
     "SecureSGDError",
@@ -79,10 +81,11 @@ _MODULES = {
     "Prediction": "run",
     "PrivacyError": "errors",
     "PrivacyStatement": "privacy.statement",
+    "PrivateTraining": "own_loop",
     "Release": "privacy.mechanism",
     "Run": "run",
     "SecureSGDError": "errors",
-    "StepReport": "training.loop",
+    "StepReport": "training.result",
     "TrainingInterrupted": "training.interrupt",
     "certify": "certificates.certify",
     "check_run": "run_check",

@@ -24,7 +24,7 @@ from securesgd.run_training import train_run
 from securesgd.runtime.import_path import is_import_path
 from securesgd.runtime.processes import Processes
 from securesgd.training.examples import as_examples, data_digest
-from securesgd.training.loop import remember_weights
+from securesgd.training.trained_weights import remember_weights
 from securesgd.tuning_folder import TuningFolder
 from securesgd.tuning_search import Candidate, Score, candidates, search_event, validation_score
 from securesgd.validate import validate_positive

@@ -123,7 +123,7 @@ def test_a_training_that_fails_unexpectedly_before_its_first_release_leaves_noth
     def fail(*arguments, **options):
         raise OverflowError("of some library")
 
-    monkeypatch.setattr("securesgd.run_training._train_job", fail)
+    monkeypatch.setattr("securesgd.run_training.train_job", fail)
     with pytest.raises(OverflowError):
         train_run(run_config("digits", "dpsgd"), tmp_path / "deep" / "run")
     assert list(tmp_path.iterdir()) == []

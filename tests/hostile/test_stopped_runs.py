@@ -9,7 +9,7 @@ import securesgd as ss
 from securesgd.errors import InvalidInputError, SecureSGDError
 from securesgd.privacy import Ledger
 from securesgd.runtime.run_folder import RunFolder
-from securesgd.training import loop
+from securesgd.training import trained_weights
 from securesgd.training.loop import train
 
 from ..training.conftest import small_data, small_model, small_settings
@@ -20,7 +20,7 @@ from .test_own_runs import SMALL, own_data, own_network
 @pytest.fixture
 def own_process(monkeypatch):
     """The memory of a process that has trained nothing yet."""
-    monkeypatch.setattr(loop, "_TRAINED", set())
+    monkeypatch.setattr(trained_weights, "_TRAINED", set())
 
 
 @pytest.mark.parametrize(("owner", "name"), [(RunFolder, "write_secret"), (Ledger, "create")])
@@ -71,7 +71,7 @@ def test_a_run_that_is_finished_while_another_process_resumes_it_is_not_trained_
 def test_weights_of_a_finished_run_do_not_begin_a_new_ledger(tmp_path, monkeypatch):
     settings = stopped(tmp_path / "run", noise_seed=None)
     finished(tmp_path / "run", settings)
-    monkeypatch.setattr(loop, "_TRAINED", set())  # as in another process
+    monkeypatch.setattr(trained_weights, "_TRAINED", set())  # as in another process
     _, model = finished(tmp_path / "run", settings)  # loads them only
     with pytest.raises(InvalidInputError, match="trained on these data before"):
         train(model, small_data(), settings, tmp_path / "new")
@@ -80,7 +80,7 @@ def test_weights_of_a_finished_run_do_not_begin_a_new_ledger(tmp_path, monkeypat
 
 def test_weights_of_a_complete_run_do_not_begin_a_new_ledger(tmp_path, monkeypatch):
     ss.train(own_network(), own_data(), out=tmp_path / "run", **SMALL)
-    monkeypatch.setattr(loop, "_TRAINED", set())  # as in another process
+    monkeypatch.setattr(trained_weights, "_TRAINED", set())  # as in another process
     model = own_network()
     ss.train(model, own_data(), out=tmp_path / "run", resume=True, **SMALL)
     with pytest.raises(InvalidInputError, match="trained on these data before"):

@@ -1,5 +1,7 @@
 """A small model and data set for the tests of the training loop."""
 
+import socket
+
 import pytest
 import torch
 from torch import nn
@@ -33,3 +35,11 @@ def no_step(report):
 def weights():
     """The trained weights of a model as one vector."""
     return lambda model: torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.fixture
+def free_port():
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

@@ -129,7 +129,7 @@ def test_what_cannot_be_finished_is_one_line(tmp_path):
 
 def test_an_interruption_before_the_first_step_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "securesgd.training.loop.check_examples", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        "securesgd.training.private_training.check_examples", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     command = ("train", "--dataset", "digits", "--method", "dpsgd", "--out", tmp_path / "new" / "run")
     result = run_here(*command)

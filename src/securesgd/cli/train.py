@@ -79,35 +79,44 @@ def train(
 
     Settings come from the preset of data set and method, then --config, then the options here; for data of your own the
     preset fits their number and shape. The run can be stopped at any moment (Ctrl-C, kill, power cut) and resumed with
-    --resume, or ended there with --finish; what was spent is in its ledger.
+    --resume, or ended there with --finish; what was spent is in its ledger. Under torchrun processes share the work:
+    [dim]torchrun --nproc-per-node 2 --no-python securesgd train --dataset mnist --method dpsgd --out runs/a[/]
     """
     from securesgd.config import resumed_config
     from securesgd.fitted_config import fitted_config
     from securesgd.run_training import train_run
     from securesgd.runtime.machine import keep_memory
+    from securesgd.runtime.processes import process_group
 
     keep_memory()
     options = {"network": network or None, "epsilon": epsilon, "delta": delta}
     options |= {"target": target, "schema": schema, "resize": resize, "skip_bad": skip_bad or None}
     given = {name: value for name, value in options.items() if value is not None} | parse_settings(changes or [])
-    loaded = None
-    if resume or finish:
-        named = {"dataset": dataset, "method": method, "config": config and str(config)}
-        chosen = resumed_config(out, {name: value for name, value in named.items() if value} | given)
-    else:
-        if RunFolder(out).occupied:  # before data are read
-            raise InvalidInputError(f"{out} is not empty; resume it with --resume, or choose another folder")
-        fitted = fitted_config(dataset, method, config, **given)
-        chosen, loaded = fitted.config, fitted.loaded
-        for note in () if loaded is None else loaded.notes:
-            print(printable(note), file=sys.stderr)
-    was_complete = RunFolder(out).complete
-    with (
-        _stopped_by_signals(chosen, out, device),
-        training_progress(chosen.training.epsilon, chosen.training.steps, tensorboard) as on_step,
-    ):
-        run = train_run(chosen, out, loaded=loaded, resume=resume, finish=finish, on_step=on_step, device=device)
-    print_run(run, as_json=as_json, note=f"{out} is finished already" if was_complete else "")
+    with process_group() as processes:
+        loaded = None
+        if resume or finish:
+            named = {"dataset": dataset, "method": method, "config": config and str(config)}
+            named = {name: value for name, value in named.items() if value}
+            chosen = processes.on_first(lambda: resumed_config(out, named | given))
+        else:
+            processes.on_first(lambda: _require_free(out))  # before data are read
+            fitted = processes.together(lambda: fitted_config(dataset, method, config, **given))
+            chosen, loaded = fitted.config, fitted.loaded
+            for note in loaded.notes if loaded is not None and processes.is_first else ():
+                print(printable(note), file=sys.stderr)
+        was_complete = processes.on_first(lambda: RunFolder(out).complete)
+        with (
+            _stopped_by_signals(chosen, out, device),
+            training_progress(chosen.training.epsilon, chosen.training.steps, tensorboard) as on_step,
+        ):
+            run = train_run(chosen, out, loaded=loaded, resume=resume, finish=finish, on_step=on_step, device=device)
+        if processes.is_first:
+            print_run(run, as_json=as_json, note=f"{out} is finished already" if was_complete else "")
+
+
+def _require_free(out: Path) -> None:
+    if RunFolder(out).occupied:
+        raise InvalidInputError(f"{out} is not empty; resume it with --resume, or choose another folder")
 
 
 def print_run(run: "Run", *, as_json: bool, note: str) -> None:

@@ -30,11 +30,12 @@ from torch import Tensor, nn
 
 from securesgd.clipping.fast_path import FastPath
 from securesgd.clipping.hooks import require_no_hooks, trainable_units
+from securesgd.clipping.losses import Loss, loss_code, per_example, row_losses, runs_model
 from securesgd.clipping.passes import Passes, replica
 from securesgd.clipping.rules.forms import MOST_EXAMPLES, FastPathError, Scratch, rounding_slack
 from securesgd.clipping.rules.generic import generic_gradients
 from securesgd.clipping.separation import Evidence, check_separation, is_due, synthetic_examples
-from securesgd.clipping.slow_path import Loss, clip_slow
+from securesgd.clipping.slow_path import clip_slow
 from securesgd.clipping.validate_model import check_model
 from securesgd.errors import InvalidInputError
 from securesgd.runtime.machine import require_full_precision
@@ -125,6 +126,7 @@ class ClippingEngine:
         self._separate_units: set[str] = set()  # whose rows were seen to belong to the examples
         self._calls = 0
         self._checked_call = 0  # the last call in which the examples were seen to be separate
+        self._losses: set[object] = set()  # the code of the losses that were seen
         self._fast_path_verified = False  # against a backward pass, on synthetic examples
         self._channels_last = True
         self._scratch: defaultdict[str, Scratch] = defaultdict(Scratch)
@@ -146,7 +148,8 @@ class ClippingEngine:
         Args:
             inputs: shape [batch, ...]; the batch may be empty.
             targets: shape [batch, ...].
-            loss: maps (outputs, targets) to one loss per row, shape [rows].
+            loss: maps (outputs, targets) to one loss per row, shape [rows]; or (model, inputs, targets), when it runs
+                the model itself and the examples are run one by one. One with new code is checked as in a first call.
             copies: how often each example goes through the model. Its gradient is the average over the copies,
                 clipped after averaging; a model with noise or dropout draws afresh for each copy.
             micro_batch: how many examples to hold in memory at once; None for all. It changes memory, not the result.
@@ -166,7 +169,7 @@ class ClippingEngine:
         losses = [torch.zeros(0, dtype=example.dtype, device=example.device)]
         step = micro_batch or max(1, len(batch))
         self._calls += 1 if len(batch) else 0
-        if len(batch) and is_due(self._calls):
+        if len(batch) and (self._is_new(loss) or is_due(self._calls)):
             self._check_separation(
                 batch.take(slice(0, max(2, step)))
             )  # with fewer than two there is nothing to compare
@@ -196,6 +199,19 @@ class ClippingEngine:
         if micro_batch is not None and micro_batch < 1:
             raise InvalidInputError(f"micro_batch is {micro_batch}: it must be at least 1, or None")
         require_full_precision(inputs.device.type)
+
+    def _is_new(self, loss: Loss) -> bool:
+        """Return whether this loss was not seen before; then what was found about others does not count for it."""
+        code = loss_code(loss)
+        if code in self._losses:
+            return False
+        if self._losses:
+            self._checked_call, self._fast_path_verified = 0, False
+            self._separate_units.clear()
+        self._losses.add(code)
+        if runs_model(loss):
+            warnings.warn("clipping runs the examples one by one: the loss runs the model itself", stacklevel=4)
+        return True
 
     def _clip_factors(self, squares: Tensor, losses: Tensor) -> Tensor:
         """Return min(1, C / norm) for each squared norm, float64; 0 where norm or loss is not finite."""
@@ -233,7 +249,7 @@ class ClippingEngine:
                 if isinstance(error, InvalidInputError):
                     raise
                 return  # the model does not accept synthetic examples
-            if self.slow_reason is None and evidence is not None:
+            if self.slow_reason is None and evidence is not None and not runs_model(batch.loss):
                 self._retry_with_contiguous_images(lambda: self._verify_fast_path(synthetic, evidence))
         except FastPathError as reason:
             self._take_slow_path(reason)
@@ -283,7 +299,7 @@ class ClippingEngine:
         """Return the sums of one micro-batch by the fast path or, where that is not possible, by the slow one."""
         with torch.enable_grad():
             buffers = BufferState.capture(self.model)
-            while self.slow_reason is None and len(batch) > 1:
+            while self.slow_reason is None and len(batch) > 1 and not runs_model(batch.loss):
                 before = RandomState.capture(self.model, numpy_and_python=self._checked_call == self._calls)
                 try:
                     return self._clip_fast(batch)
@@ -295,14 +311,11 @@ class ClippingEngine:
                 before.restore()
                 buffers.restore()
 
-            def model(x: Tensor) -> Tensor:
+            def losses_of(x: Tensor, y: Tensor) -> Tensor:
                 buffers.restore()
-                outputs: Tensor = self.model(x)
-                return outputs
+                return row_losses(batch.loss, self.model, x, y)
 
-            return clip_slow(
-                model, batch.parameters, batch.inputs, batch.targets, batch.loss, batch.copies, self._clip_factors
-            )
+            return clip_slow(losses_of, batch.parameters, batch.inputs, batch.targets, batch.copies, self._clip_factors)
 
     def _clip_fast(self, batch: _Batch, evidence: Evidence | None = None) -> Sums:
         """Return the sums from one forward and one backward pass; compare them with `evidence`, if given.
@@ -352,21 +365,3 @@ def _like(parameter: nn.Parameter, gradient: Tensor | None) -> Tensor:
     if gradient.dtype == torch.float64 and gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter, requires_grad=False, dtype=torch.float64).copy_(gradient)
-
-
-def per_example(loss: Loss) -> Loss:
-    """Return `loss` with a check that it returns one value per row.
-
-    Raises: InvalidInputError, when called, if it does not.
-    """
-
-    def loss_per_row(outputs: Tensor, targets: Tensor) -> Tensor:
-        values = loss(outputs, targets)
-        if not isinstance(values, Tensor) or values.shape != targets.shape[:1]:
-            what = f"shape {list(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
-            raise InvalidInputError(
-                f"loss returned {what} for {len(targets)} rows: it must return one loss per row (reduction='none')"
-            )
-        return values
-
-    return loss_per_row

@@ -6,7 +6,7 @@
 __all__ = ["Pass", "Passes", "replica", "same_values", "take_rows"]
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from securesgd.clipping.losses import Loss, row_losses
 from securesgd.errors import InvalidInputError
 from securesgd.runtime.random_state import RandomState
 
@@ -41,7 +42,7 @@ class Passes:
     parameters: dict[str, nn.Parameter]
     rows: Tensor
     targets: Tensor
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Loss
     copies: int
     before: RandomState
     _values: dict[str, Tensor] = field(default_factory=dict)
@@ -77,7 +78,7 @@ class Passes:
         state = RandomState.capture(model, numpy_and_python=True)
         mode = _ConstantRandomness() if constant_randomness else None
         with mode or nullcontext(), torch.enable_grad():
-            losses = self.loss(model(take_rows(self.rows, numbers)), self.targets[numbers])
+            losses = row_losses(self.loss, model, take_rows(self.rows, numbers), self.targets[numbers])
             gradients = [self._gradient(losses, w) for w in weights]
         draws = not state.is_unchanged()
         state.restore()

@@ -1,6 +1,6 @@
-"""The slow path of the clipping engine: one forward and one ordinary backward pass per example."""
+"""The slow path of the clipping engine: one example at a time, with an ordinary backward pass for each."""
 
-__all__ = ["Loss", "clip_slow"]
+__all__ = ["clip_slow"]
 
 from collections.abc import Callable, Mapping
 
@@ -9,28 +9,25 @@ from torch import Tensor, nn
 
 from securesgd.clipping.rules.forms import squared_lengths
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-
 
 def clip_slow(
-    model: Callable[[Tensor], Tensor],
+    losses_of: Callable[[Tensor, Tensor], Tensor],
     parameters: Mapping[str, nn.Parameter],
     inputs: Tensor,
     targets: Tensor,
-    loss: Loss,
     copies: int,
     clip_factors: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Return (clipped sums, squared norms, losses) from one pass through the model per example.
+    """Return (clipped sums, squared norms, losses), with `losses_of` called for one example at a time.
 
-    Guarantee: correct for every model autograd can differentiate, since no two examples share a forward pass. All
+    Guarantee: correct for every model and loss autograd can differentiate, since no two examples share a pass. All
         sums over examples are in float64. An example whose clip factor is 0 is left out of them.
     """
     total = {name: torch.zeros_like(p, requires_grad=False, dtype=torch.float64) for name, p in parameters.items()}
     squares, losses = [], []
     for i in range(len(inputs)):
         x, y = (t[i : i + 1].repeat_interleave(copies, dim=0) for t in (inputs, targets))
-        value = loss(model(x), y).mean()
+        value = losses_of(x, y).mean()
         values = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
         gradient = {name: g for name, g in zip(parameters, values, strict=True) if g is not None}
         square = torch.zeros(1, dtype=torch.float64, device=x.device)

@@ -5,18 +5,44 @@ Rank 0 alone writes files; all ranks take the same decisions, so that none waits
 
 __all__ = ["Processes", "process_group"]
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from securesgd.errors import SecureSGDError
 
 T = TypeVar("T")
+_GROUPS = itertools.count()
+"""Groups that this process has started; the same number on all, since they are started together."""
+
+
+@cache
+def _meeting_place() -> tuple[Any, int, int]:
+    """Return the store by which processes find each other, this process's rank and their number; kept to the end."""
+    return next(rendezvous("env://"))
+
+
+@contextmanager
+def _talking() -> Iterator[None]:
+    """Turn the many lines of a failed message between processes into one.
+
+    Raises: SecureSGDError if another process has ended or cannot be reached.
+    """
+    try:
+        yield
+    except (RuntimeError, ConnectionError) as error:  # gloo and nccl: a peer was killed, or its machine is gone
+        raise SecureSGDError(
+            "another process of this job has ended or cannot be reached, so this one ends, too; "
+            "start the job again (a training: with --resume, or resume=True)"
+        ) from error
 
 
 @contextmanager
@@ -27,7 +53,11 @@ def process_group() -> Iterator["Processes"]:
     """
     starts = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
     if starts:
-        dist.init_process_group("gloo")
+        with _talking():
+            store, rank, count = _meeting_place()
+            # A later group must not find the addresses of an earlier one.
+            own = dist.PrefixStore(f"securesgd {next(_GROUPS)}", store)  # type: ignore[attr-defined]
+            dist.init_process_group("gloo", store=own, rank=rank, world_size=count)
     try:
         yield Processes()
     finally:
@@ -58,7 +88,8 @@ class Processes:
                 answer = [action(), None]
             except Exception as error:
                 answer = [None, error]
-        dist.broadcast_object_list(answer, src=0)
+        with _talking():
+            dist.broadcast_object_list(answer, src=0)
         if answer[1] is not None:
             raise answer[1]
         return answer[0]
@@ -85,8 +116,18 @@ class Processes:
         if self.count == 1:
             return value
         total = torch.tensor(float(value), device="cuda" if dist.get_backend() == "nccl" else "cpu")
-        dist.all_reduce(total)
+        with _talking():
+            dist.all_reduce(total)
         return bool(total.item())
+
+    def gather(self, value: str) -> list[str]:
+        """Return the values of all processes, in the order of their ranks, on each of them."""
+        if self.count == 1:
+            return [value]
+        values: list[Any] = [None] * self.count
+        with _talking():
+            dist.all_gather_object(values, value)
+        return values
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over all processes, as one message."""
@@ -94,7 +135,8 @@ class Processes:
             return
         listed = list(tensors)
         flat = torch.cat([tensor.reshape(-1) for tensor in listed])
-        dist.all_reduce(flat)
+        with _talking():
+            dist.all_reduce(flat)
         start = 0
         for tensor in listed:
             tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
@@ -103,5 +145,6 @@ class Processes:
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by rank 0's."""
         if self.count > 1:
-            for tensor in tensors:
-                dist.broadcast(tensor, src=0)
+            with _talking():
+                for tensor in tensors:
+                    dist.broadcast(tensor, src=0)

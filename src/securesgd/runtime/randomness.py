@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from securesgd.runtime.geometric_gaps import gap_sample
 from securesgd.runtime.key_stream import KeyStream
 
-Purpose = Literal["sampling", "noise", "model", "one-off release"]
+Purpose = Literal["sampling", "noise", "model", "loop", "one-off release"]
 _STATE_WORDS = slice(3, 627)  # of torch's CPU generator, as 64-bit words
 MOST_BY_WORD = 100_000
 """Examples up to which each has a word of its own in every step; above it the gaps between those sampled are drawn.
@@ -57,6 +57,10 @@ class Randomness:
         """Return a public name of this randomness used in `context`; it tells nothing about the key."""
         return hashlib.sha256(self.key + context.encode()).hexdigest()[:32]
 
+    def bound_to(self, context: str) -> "Randomness":
+        """Return the randomness of one context: independent of this one and of those of all other contexts."""
+        return Randomness(hashlib.sha256(b"securesgd bound " + self.key + context.encode()).digest()[:16])
+
     def stream(self, purpose: Purpose, step: int) -> KeyStream:
         """Return the words of one step: independent of those of all other purposes and steps."""
         return KeyStream(self.key).child(f"{purpose} {step}")
@@ -75,13 +79,15 @@ class Randomness:
         words = self.stream("sampling", step).words(count)
         return np.flatnonzero(words < np.uint64(int(rate * 2.0**64)))
 
-    def seed_model(self, position: int) -> None:
+    def seed_model(self, position: int, purpose: Purpose = "model") -> None:
         """Seed torch's own generator for the dropout and noise layers of one step (and rank).
+
+        With the purpose "loop", for the code of a caller around the step, such as augmentations.
 
         Privacy rests on these draws being unknown too: with them, removing an example would shift the noise of all that
         follow it in the batch. So on the CPU the whole state is set from the key, not 32 bits of it.
         """
-        stream = self.stream("model", position)
+        stream = self.stream(purpose, position)
         torch.manual_seed(int(stream.words(1)[0] >> np.uint64(1)))
         state = torch.get_rng_state()
         words = state.numpy()[: _STATE_WORDS.stop * 8].view(np.uint64)[_STATE_WORDS]

@@ -2,6 +2,7 @@
 
     config.toml             everything asked for
     secret.json             key and digest of the data; readable by its owner only; gone when training ends
+    asked.json              keyed digests of what a loop of the user's own asked since the checkpoint; gone then, too
     checkpoint.safetensors  weights, optimizer and average at some step; gone when training ends
     ledger.jsonl            every release, reserved before it is used
     model.safetensors       the trained weights, when training has ended
@@ -44,7 +45,7 @@ if TYPE_CHECKING:  # reading a folder needs no torch
 
 CONFIG, LEDGER, WEIGHTS, MODEL = "config.toml", "ledger.jsonl", "model.safetensors", "model.json"
 LOCAL = "local.json"
-SECRET, CHECKPOINT = "secret.json", "checkpoint.safetensors"
+SECRET, CHECKPOINT, ASKED = "secret.json", "checkpoint.safetensors", "asked.json"
 REDISTRIBUTION, REDISTRIBUTION_PICTURE = "redistribution.json", "redistribution.png"
 METRICS, ENVIRONMENT, REPORT = "metrics.jsonl", "environment.json", "report.html"
 MODEL_CARD = "MODEL_CARD.md"
@@ -64,6 +65,7 @@ class RunFolder:
         self.path = Path(path)
         self.secret, self.checkpoint = self.path / SECRET, self.path / CHECKPOINT
         self.ledger, self.model = self.path / LEDGER, self.path / WEIGHTS
+        self.asked = self.path / ASKED
 
     @property
     def finished(self) -> bool:
@@ -136,9 +138,10 @@ class RunFolder:
         self.tidy()
 
     def tidy(self) -> None:
-        """Remove the secret and the checkpoint of a finished run; harmless if done already."""
+        """Remove secret, checkpoint and digests of a finished run; harmless if done already."""
         self.secret.unlink(missing_ok=True)
         self.checkpoint.unlink(missing_ok=True)
+        self.asked.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -1,6 +1,15 @@
 """The training examples as the loop sees them: a number of them, and the batch at given indices."""
 
-__all__ = ["Examples", "as_examples", "check_examples", "check_loss", "check_range", "data_digest", "tensors_of"]
+__all__ = [
+    "Examples",
+    "as_examples",
+    "check_examples",
+    "check_loss",
+    "check_loss_of",
+    "check_range",
+    "data_digest",
+    "tensors_of",
+]
 
 import hashlib
 from collections.abc import Iterator
@@ -13,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from securesgd.clipping.engine import Loss, per_example
+from securesgd.clipping.losses import Loss, per_example, runs_model
 from securesgd.data.load import LoadedData
 from securesgd.data.stored_inputs import StoredInputs
 from securesgd.errors import InvalidInputError
@@ -94,7 +103,7 @@ class DatasetExamples:
         return inputs[:count], targets[:count]
 
 
-def as_examples(data: "Dataset[Any] | tuple[Tensor, Tensor] | tuple[StoredInputs, Tensor]") -> Examples:
+def as_examples(data: "Dataset[Any] | tuple[Tensor | StoredInputs, Tensor]") -> Examples:
     """Return `data` as Examples: a pair of tensors (inputs may be on disk), or any map-style Dataset of pairs."""
     if isinstance(data, TensorDataset):
         data = tuple(data.tensors)  # type: ignore[assignment]
@@ -171,25 +180,32 @@ def check_range(examples: Examples, input_range: tuple[float, float]) -> None:
 
 
 def check_loss(examples: Examples, model: nn.Module, loss: Loss) -> None:
-    """Return if the loss can be computed from the outputs for the first examples and their targets, one value for each.
+    """Return if the loss can be computed for the first examples and their targets, one value for each.
 
     A mistake in it is reported here, with nothing written yet, and not after the first steps were reserved.
     Raises: InvalidInputError if torch or the loss refuses them, or there is not one value per example.
     """
     if not callable(loss):
         raise InvalidInputError(f"loss is a {type(loss).__name__}; valid: a function of outputs and targets")
+    check_loss_of(*examples.batch(np.arange(min(2, len(examples)))), model, loss)
+
+
+def check_loss_of(inputs: Tensor, targets: Tensor, model: nn.Module, loss: Loss) -> None:
+    """Return if the loss can be computed for these inputs and targets, as `check_loss` for the first examples."""
     device = next(model.parameters()).device
-    inputs, targets = (part.to(device) for part in examples.batch(np.arange(min(2, len(examples)))))
+    inputs, targets = inputs.to(device), targets.to(device)
     with _restored(model):
         model.train()
-        outputs = _outputs(model, inputs)
+        by_itself = runs_model(loss)
+        outputs = inputs if by_itself else _outputs(model, inputs)
         try:
-            per_example(loss)(outputs, targets)
+            per_example(loss)(*([model] if by_itself else []), outputs, targets)
         except InvalidInputError:
             raise
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            what = "inputs" if by_itself else "outputs"
             raise InvalidInputError(
-                f"the loss cannot be computed from outputs of shape {_shape(outputs)} and targets of shape "
+                f"the loss cannot be computed from {what} of shape {_shape(outputs)} and targets of shape "
                 f"{_shape(targets)}, type {targets.dtype}: {error}"
             ) from error
 

@@ -19,7 +19,10 @@ from securesgd.training.code_fingerprint import describe_code, describe_module
 from securesgd.training.one_off_release import OneOffRelease
 from securesgd.training.settings import TrainingSettings
 
-_FORMER_MODULES = {"securesgd.baselines.adlm.network": "securesgd.adlm.network"}
+_FORMER_MODULES = {
+    "securesgd.baselines.adlm.network": "securesgd.adlm.network",
+    "securesgd.training.step_loss": "securesgd.training.loop",
+}
 """Where losses were when the committed rows were made: the digest, and with it the noise of a seed, must not change."""
 
 

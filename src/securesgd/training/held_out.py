@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from securesgd.errors import DamagedFileError
 from securesgd.models.predict import accuracy
 from securesgd.runtime.storage import parse_json, read_bytes, write_whole
-from securesgd.training.loop import StepReport
+from securesgd.training.result import StepReport
 
 _LOOKS = 20  # per run
 _WATCHED = 1000  # examples looked at each time

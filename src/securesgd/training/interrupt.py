@@ -35,23 +35,28 @@ class StopSignals:
 
     A signal counts if Python's own handler has it: Ctrl-C, and SIGTERM if a program says `signal.signal(SIGTERM,
     signal.default_int_handler)`, as the command line does. A program's own handlers are left as they are, and so are
-    all of them outside of the main thread, where Python allows no others.
+    all of them outside of the main thread, where Python allows no others. Contexts of one object may be nested.
     """
 
     def __init__(self) -> None:
         self.requested = False
         self._former: dict[int, Any] = {}
+        self._depth = 0
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
+        self._depth += 1
+        if self._depth == 1 and threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) is signal.default_int_handler:
                     self._former[number] = signal.signal(number, self._request)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
+        self._depth -= 1
+        if self._depth == 0:
+            for number, handler in self._former.items():
+                signal.signal(number, handler)
+            self._former.clear()
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested:

@@ -3,14 +3,15 @@
 An optimizer sees private gradients only, so that whatever it does with them is post-processing, at no cost in privacy.
 """
 
-__all__ = ["OptimizerFactory", "RunOptimizer", "SchedulerFactory"]
+__all__ = ["OptimizerFactory", "OwnOptimizer", "OwnScheduler", "RunOptimizer", "SchedulerFactory"]
 
 import contextlib
 import hashlib
 import inspect
 import json
 import pickle
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,10 +21,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.runtime.tensors import tensors_digest
 from securesgd.training.fingerprint import qualified_name
+from securesgd.training.given_optimizer import (
+    OptimizerFactory,
+    OwnOptimizer,
+    OwnScheduler,
+    SchedulerFactory,
+    as_factories,
+)
 from securesgd.training.settings import TrainingSettings
-
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
 
 _OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], TrainingSettings], torch.optim.Optimizer]] = {
     "sgd": lambda parameters, s: torch.optim.SGD(parameters, lr=s.learning_rate, momentum=s.momentum),
@@ -46,9 +51,10 @@ class RunOptimizer:
         self,
         trainable: dict[str, nn.Parameter],
         settings: TrainingSettings,
-        optimizer: OptimizerFactory | None = None,
-        scheduler: SchedulerFactory | None = None,
+        optimizer: OwnOptimizer | None = None,
+        scheduler: OwnScheduler | None = None,
     ) -> None:
+        optimizer, scheduler = as_factories(optimizer, scheduler)
         for name, value, given in (
             ("optimizer", settings.optimizer, optimizer),
             ("schedule", settings.schedule, scheduler),
@@ -88,6 +94,19 @@ class RunOptimizer:
         self.learning_rate = None if rate is None else float(rate)
         if self.scheduler is not None:
             self.scheduler.step()
+
+    def require_same_groups(self) -> None:
+        """Return if the optimizer holds the trainable parameters in as many groups as it was made with.
+
+        Raises: InvalidInputError if a group was added or taken away, or another parameter is in one.
+        """
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self._first_rates):
+            raise InvalidInputError(
+                f"{type(self.optimizer).__name__} has {len(groups)} groups of parameters; valid: the "
+                f"{len(self._first_rates)} that the run was started with"
+            )
+        _require_all_parameters(self.optimizer, list(self.trainable.values()))
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Return names, first numbers and trial of a user's optimizer and scheduler; () for those of the settings."""
@@ -158,7 +177,8 @@ class RunOptimizer:
             return
         before = self._weights()
         try:
-            with torch.random.fork_rng():
+            with torch.random.fork_rng(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Seems like `optimizer.step", category=UserWarning)  # copies
                 self._try_to_resume()
         except InvalidInputError:
             raise
@@ -232,13 +252,17 @@ def _make_optimizer(factory: OptimizerFactory, parameters: list[nn.Parameter]) -
             "a torch.optim.Optimizer"
         )
     _require_no_argument(optimizer, "a closure, which would compute gradients without privacy")
+    _require_all_parameters(optimizer, parameters)
+    return optimizer
+
+
+def _require_all_parameters(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
     held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     if set(held) != {id(parameter) for parameter in parameters}:
         raise InvalidInputError(
-            f"{type(optimizer).__name__} does not hold the {len(parameters)} trainable parameters that the optimizer "
-            "function was given; valid: all of them and no other (freeze a parameter by requires_grad_(False))"
+            f"{type(optimizer).__name__} does not hold the {len(parameters)} trainable parameters of the model; valid: "
+            "all of them and no other (freeze a parameter by requires_grad_(False))"
         )
-    return optimizer
 
 
 def _make_scheduler(factory: SchedulerFactory, optimizer: torch.optim.Optimizer) -> LRScheduler:
@@ -260,7 +284,7 @@ def _require_function(name: str, factory: Any, what: str) -> None:
 
 
 def _require_no_argument(value: torch.optim.Optimizer | LRScheduler, what: str) -> None:
-    parameters = inspect.signature(value.step).parameters.values()
+    _, *parameters = inspect.signature(type(value).step).parameters.values()  # a scheduler wraps that of the object
     needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if needed:
         raise InvalidInputError(

@@ -1,8 +1,11 @@
 """Everything that changes from step to step: weights, optimizer, average. All of it is post-processing of releases."""
 
-__all__ = ["TrainingState", "WeightAverage"]
+__all__ = ["Snapshot", "TrainingState", "WeightAverage", "projection", "weights"]
 
+import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +13,7 @@ from torch import Tensor, nn
 
 from securesgd.errors import DamagedFileError, DivergedError, InvalidInputError
 from securesgd.runtime.tensors import Checkpoint
-from securesgd.training.optimizer import OptimizerFactory, RunOptimizer, SchedulerFactory
+from securesgd.training.optimizer import OwnOptimizer, OwnScheduler, RunOptimizer
 from securesgd.training.settings import TrainingSettings
 
 
@@ -37,8 +40,8 @@ class TrainingState:
         self,
         model: nn.Module,
         settings: TrainingSettings,
-        optimizer: OptimizerFactory | None = None,
-        scheduler: SchedulerFactory | None = None,
+        optimizer: OwnOptimizer | None = None,
+        scheduler: OwnScheduler | None = None,
     ) -> None:
         self.model, self.settings, self.step = model, settings, 0
         self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -62,22 +65,47 @@ class TrainingState:
         Raises: InvalidInputError if not: resumed without it, the same noise would be used at other weights.
         KeyboardInterrupt if `on_step` does and has changed nothing: the state is that of a whole step then.
         """
-        before, numbers = _copies(self.model), self.optimizer.record()
+        before = self.snapshot()
         answer, interruption = None, None
         try:
             answer = on_step(report)
         except KeyboardInterrupt as error:
             interruption = error
-        after = self.model.state_dict()
-        changed = [name for name, value in before.items() if not _same(value, after.get(name))]
-        if changed or self.optimizer.record() != numbers:
+        changed = self.changed_since(before)
+        if changed is not None:
             raise InvalidInputError(
-                f"on_step changed {changed[0] if changed else 'the optimizer'} after step {self.step}; valid: a "
-                "function that only reads the model (project, or a scheduler, may change it)"
+                f"on_step changed {changed} after step {self.step}; valid: a function that only reads the model "
+                "(project, or a scheduler, may change it)"
             )
         if interruption is not None:
             raise interruption
         return answer
+
+    def snapshot(self) -> "Snapshot":
+        """Return the weights, buffers and numbers of the optimizer as they are now, for `changed_since`."""
+        return Snapshot(weights(self.model), self.optimizer.record())
+
+    def changed_since(self, before: "Snapshot") -> str | None:
+        """Return the name of a weight or buffer that has changed, or "the optimizer"; None if nothing has."""
+        after = self.model.state_dict()
+        changed = [name for name, value in before.tensors.items() if not _same(value, after.get(name))]
+        return changed[0] if changed else None if self.optimizer.record() == before.numbers else "the optimizer"
+
+    def require_same_parameters(self) -> None:
+        """Return if model and optimizer have the parameters that they had at the start, and train the same.
+
+        Raises: InvalidInputError naming one that was added, taken away, replaced, frozen or unfrozen.
+        """
+        now = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        changed = sorted(
+            name for name in now.keys() | self.trainable.keys() if now.get(name) is not self.trainable.get(name)
+        )
+        if changed:
+            raise InvalidInputError(
+                f"the trainable parameter {changed[0]} was added, removed or replaced during the run; valid: the "
+                f"{len(self.trainable)} parameters that the run was started with"
+            )
+        self.optimizer.require_same_groups()
 
     def require_finite(self) -> None:
         """Return if all weights are finite: others have no gradient, and every further step would be noise alone.
@@ -111,8 +139,8 @@ class TrainingState:
 
     def load(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         """Set everything to that of a checkpoint. Raises: DamagedFileError if it is not of this model or optimizer."""
-        weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-        self.load_weights(weights, int(record["step"]))
+        of_model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+        self.load_weights(of_model, int(record["step"]))
         self.optimizer.load(tensors, record)
         if self.average is not None:
             for name, value in self.average.values.items():
@@ -128,7 +156,29 @@ class TrainingState:
         self.step = step
 
 
-def _copies(model: nn.Module) -> dict[str, Tensor]:
+def projection(model: nn.Module, project: Callable[[nn.Module], None] | None) -> Callable[[], Any]:
+    """Return what is called after each step: `project` if given, else the model's own `project()` if it has one."""
+    if project is not None:
+        return lambda: project(model)
+    method = getattr(type(model), "project", None)  # of the class: a layer that is called `project` is something else
+    if not inspect.isfunction(method):
+        return lambda: None
+    _, *arguments = inspect.signature(method).parameters.values()
+    if any(argument.default is argument.empty for argument in arguments):  # a method about something else
+        return lambda: None
+    return partial(method, model)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What nobody but the run itself may change between two steps: a resumed run would not have the change."""
+
+    tensors: dict[str, Tensor]
+    numbers: dict[str, Any]
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of all weights and buffers by name."""
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 

@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from securesgd.clipping.engine import ClippedSum, ClippingEngine, Loss, per_example
+from securesgd.clipping.engine import ClippedSum, ClippingEngine
+from securesgd.clipping.losses import Loss, per_example, row_losses
 from securesgd.errors import InvalidInputError
 from securesgd.runtime.grid_release import GridRelease
 from securesgd.runtime.processes import Processes
@@ -36,20 +37,38 @@ class Step:
         Guarantee (private settings): a Gaussian mechanism of noise multiplier σ on a Poisson sample of rate q. Division
         is by the *expected* batch size, which does not depend on the sample.
         """
-        settings, processes = self.settings, self.processes
+        inputs, targets, size = self.draw(step)
+        gradients, mean_loss = self.gradient_of(inputs, targets, step)
+        return gradients, size, mean_loss
+
+    def draw(self, step: int) -> tuple[Tensor, Tensor, int]:
+        """Return this process's share of the Poisson sample of step `step`, and the size of the whole sample.
+
+        Torch's generator is seeded for the step: random augmentations and the draws of the model come from it.
+        """
+        processes = self.processes
         sample = self.randomness.poisson_sample(step, len(self.examples), self.sampling_rate)
-        share = sample[processes.rank :: processes.count]
         self.randomness.seed_model(step * processes.count + processes.rank)
+        share = sample[processes.rank :: processes.count]
+        return *processes.together(lambda: self.examples.batch(share)), len(sample)
+
+    def gradient_of(
+        self, inputs: Tensor, targets: Tensor, step: int, loss: Loss | None = None
+    ) -> tuple[dict[str, Tensor], float]:
+        """Return (gradients, mean loss) of step `step` for the share that `draw` returned; the gradients are private.
+
+        Assumes: a row of `inputs` and `targets` is a function of the row that was drawn and of nothing else that is
+        private, and torch's generator is as `draw` left it. `loss` is the step's own if it is None.
+        """
+        settings, processes, loss = self.settings, self.processes, loss or self.loss
         add_up = self.engine.clipped_sum if settings.private else partial(plain_sum, self.engine.model)
-        sums = processes.together(
-            lambda: add_up(*self.examples.batch(share), self.loss, settings.copies, settings.micro_batch)
-        )
+        sums = processes.together(lambda: add_up(inputs, targets, loss, settings.copies, settings.micro_batch))
         finite = sums.losses[~sums.losses.isnan()].double()
         losses = torch.stack([finite.sum(), finite.new_tensor(len(finite))])
         processes.add_up([*sums.gradients.values()])
         processes.add_up([losses])
         released = self._release([*sums.gradients.values()], step)
-        return dict(zip(sums.gradients, released, strict=True)), len(sample), (losses[0] / losses[1]).item()
+        return dict(zip(sums.gradients, released, strict=True)), (losses[0] / losses[1]).item()
 
     def _release(self, sums: list[Tensor], step: int) -> list[Tensor]:
         """Return the sums with the noise of the step, divided by the expected batch size."""
@@ -83,7 +102,8 @@ def plain_sum(
     step = micro_batch or max(1, len(inputs))
     for start in range(0, len(inputs), step):
         rows = inputs[start : start + step].to(device).repeat_interleave(copies, dim=0)
-        values = loss(model(rows), targets[start : start + step].to(device).repeat_interleave(copies, dim=0))
+        labels = targets[start : start + step].to(device).repeat_interleave(copies, dim=0)
+        values = row_losses(loss, model, rows, labels)
         gradients = torch.autograd.grad(values.sum() / copies, list(parameters.values()), allow_unused=True)
         for name, gradient in zip(parameters, gradients, strict=True):
             if gradient is not None:

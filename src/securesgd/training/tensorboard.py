@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from securesgd.errors import InvalidInputError
-from securesgd.training.loop import StepReport
+from securesgd.training.result import StepReport
 
 _POINTS = 200  # per curve
 

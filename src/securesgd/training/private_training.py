@@ -1,0 +1,397 @@
+"""DP-SGD step by step, in a loop that is the caller's: sample, pay, clip, add noise, descend, save."""
+
+__all__ = ["PrivateTraining"]
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from securesgd.clipping.engine import ClippingEngine
+from securesgd.clipping.losses import Loss
+from securesgd.clipping.rules.forms import MOST_EXAMPLES
+from securesgd.errors import InvalidInputError
+from securesgd.models.interval_network import IntervalNetwork
+from securesgd.runtime.processes import Processes
+from securesgd.runtime.random_state import RandomState
+from securesgd.runtime.randomness import Randomness
+from securesgd.runtime.run_folder import RunFolder
+from securesgd.runtime.tensors import Checkpoint
+from securesgd.training.accounted_run import AccountedRun
+from securesgd.training.asked_steps import AskedSteps, asked_digest
+from securesgd.training.batch import Batch
+from securesgd.training.examples import as_examples, check_examples, check_loss, data_digest
+from securesgd.training.fingerprint import ResumeFingerprint
+from securesgd.training.interrupt import StopSignals, TrainingInterrupted
+from securesgd.training.one_off_release import OneOffRelease
+from securesgd.training.optimizer import OwnOptimizer, OwnScheduler
+from securesgd.training.result import StepReport, TrainingResult, load_finished
+from securesgd.training.settings import TrainingSettings
+from securesgd.training.state import Snapshot, TrainingState, projection, weights
+from securesgd.training.step import Step
+from securesgd.training.step_loss import check_first_loss, loss_of_each_step, loss_of_step, per_example_cross_entropy
+from securesgd.training.trained_weights import note_training, open_training, remember_weights, require_first_training
+
+
+class PrivateTraining:
+    """A run of DP-SGD whose loop is the caller's: `for batch in t.batches(): t.step(batch, loss)`, then `t.finish()`.
+
+    Guarantee and assumptions are those of `training.loop.train`, which is such a loop. With `loss` None, `step` gets a
+    loss each time and the batches may be altered (`Batch.replace`); what a step was asked is then recorded, and a step
+    that is run again after a crash is refused if it is asked something else. In such a loop nothing but `step` may
+    change the model, its optimizer or its scheduler.
+    Raises: as `train`; InvalidInputError also for misuse of the object.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: "Dataset[Any] | tuple[Tensor, Tensor]",
+        settings: TrainingSettings,
+        folder: str | Path,
+        *,
+        loss: Loss | None = None,
+        optimizer: OwnOptimizer | None = None,
+        scheduler: OwnScheduler | None = None,
+        resume: bool = False,
+        finish: bool = False,
+        on_step: Callable[[StepReport], Any] | None = None,
+        project: Callable[[nn.Module], None] | None = None,
+        one_off_release: OneOffRelease | None = None,
+        not_private: str = "the method does not protect the training data",
+    ) -> None:
+        self._started, self._process = time.perf_counter(), os.getpid()
+        self.model, self.settings = model, settings
+        self.signals = StopSignals()
+        self._loss, self._on_step, self._one_off_release = loss, on_step, one_off_release
+        self._not_private, self._is_finish = not_private, finish
+        self._processes, self._files, self._examples = Processes(), RunFolder(folder), as_examples(data)
+        if settings.rate(len(self._examples)) * len(self._examples) > MOST_EXAMPLES / 2:  # never is a sample twice that
+            raise InvalidInputError(f"batch_size is {settings.batch_size}; valid: at most {MOST_EXAMPLES // 2}")
+        self._engine = ClippingEngine(model, settings.max_grad_norm)
+        self._state = TrainingState(model, settings, optimizer, scheduler)
+        self._after_step = projection(model, project)
+        self._batch: Batch | None = None
+        """The batch that was given out and has not been used yet."""
+        self._rng: RandomState | None = None
+        self._rows = self._batch_size = 0
+        self._iterating = self._stopped = self._ended = False
+        self._result: TrainingResult | None = None
+        self._epsilon: float | None = None
+        self._snapshot: Snapshot | None = None
+        self._asked: AskedSteps | None = None
+        """On rank 0, if the loop is the caller's."""
+        self._own_loop = loss is None
+        self._loss_checked = not self._own_loop
+        labelled = loss is per_example_cross_entropy or isinstance(model, IntervalNetwork)
+        check_examples(self._examples, model, labelled=labelled)
+        if loss is not None:
+            self._processes.together(lambda: check_loss(self._examples, model, loss))
+        resuming, finished = self._processes.on_first(
+            lambda: (self._files.claim(resume, finish=finish), self._files.finished)
+        )
+        self._cleanup = ExitStack()
+        self._finalizer = weakref.finalize(self, self._cleanup.close)  # also for an object that is just dropped
+        self._finalizer.atexit = False
+        if finished:
+            self._result = load_finished(self._state, self._processes, self._files, self._started)
+            remember_weights(model, data)
+            return
+        try:
+            self._open(resuming, project)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, resuming: bool, project: Callable[[nn.Module], None] | None) -> None:
+        """Start or resume the run: ledger, key and checkpoint on rank 0, its state on all."""
+        settings, processes, state = self.settings, self._processes, self._state
+        self._run: AccountedRun | None = None
+
+        def open_run() -> tuple[Randomness, Checkpoint, bool, float]:
+            loss, optimizer = self._loss or loss_of_each_step, state.optimizer.fingerprint()
+            size, one_off, sensitivity = len(self._examples), self._one_off_release, self._engine.sensitivity
+            fingerprint = ResumeFingerprint(
+                settings, self.model, loss, size, processes.count, one_off, sensitivity, optimizer, project
+            )
+            digest = data_digest(self._examples)
+            if not resuming and settings.private and settings.noise_seed is None:
+                require_first_training(self.model, digest)
+            open_accounted = AccountedRun.resume if resuming else AccountedRun.start
+            run = self._run = open_accounted(self._files, fingerprint, state.checkpoint(), digest)
+            self._cleanup.callback(note_training, self.model, digest, run.begin)
+            self._cleanup.callback(run.ledger.close)
+            if not self._is_finish:
+                run.require_device(fingerprint.device)
+            return run.randomness, run.begin, self._on_step is not None, run.ledger.epsilon
+
+        self._cleanup.enter_context(open_training(self.model, self._files.path))
+        self._randomness, begin, self._reports, self._paid = processes.on_first(open_run)
+        state.load(begin.tensors, begin.record)
+        loss = self._loss or per_example_cross_entropy
+        rate, noise = float(begin.record["sampling_rate"]), float(begin.record["noise_multiplier"])
+        self._step = Step(self._engine, self._examples, loss, settings, rate, noise, self._randomness, processes)
+        if self._is_finish and state.step == 0:
+            raise InvalidInputError(
+                f"{self._files.path} has no step in its checkpoint yet, so nothing to finish; resume it"
+            )
+        self._last = state.step if self._is_finish else settings.steps
+        if self._own_loop:
+            chain = str(begin.record.get("asked", ""))
+            if processes.is_first and not self._is_finish:
+                self._asked = AskedSteps(self._files.asked, self._randomness, state.step, chain)
+            self._snapshot = state.snapshot()
+
+    @property
+    def step_number(self) -> int:
+        """How many steps were run, those of earlier attempts included."""
+        return self._state.step if self._result is None else self._result.steps
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run has if it is not ended early."""
+        return self.settings.steps
+
+    @property
+    def epsilon(self) -> float:
+        """What the ledger counts so far: all steps that were reserved, up to a block more than ran."""
+        if self._result is not None:
+            return self._result.statement.accounted_epsilon
+        return self._paid
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise of a step in sensitivities."""
+        return self._step.noise_multiplier if self._result is None else self._result.noise_multiplier
+
+    @property
+    def closed(self) -> bool:
+        """Whether no further step is possible with this object."""
+        return not self._finalizer.alive
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is a finished one, so that there is no step to run."""
+        return self._result is not None
+
+    def batches(self) -> Generator[Batch]:
+        """Yield the sample of each step that is left, in order; each must be given to `step` before the next.
+
+        While the loop lasts, torch's generator is seeded for each step from the run's secret, so that augmentations
+        are the same when a step is run again; afterwards it is as before.
+        Raises: InvalidInputError for a second loop within the first, or if a batch was left out.
+        """
+        if self._iterating:
+            raise InvalidInputError("batches() is in use by another loop; valid: one loop at a time")
+        self._iterating = True
+        try:
+            with torch.random.fork_rng():
+                while self._result is None and self.step_number < self._last and not self._stopped:
+                    self._require_open()
+                    batch = self._batch = self._draw()
+                    yield batch
+                    if self._batch is not None and self._result is None:
+                        raise InvalidInputError(
+                            f"the batch of step {batch.step + 1} was not given to step(); valid: every batch, also an "
+                            "empty one, since leaving one out is not random any more"
+                        )
+        finally:
+            self._iterating = False
+
+    def _draw(self) -> Batch:
+        state, processes = self._state, self._processes
+        with self.signals:
+            inputs, targets, self._batch_size = self._step.draw(state.step)
+        self._rng = RandomState.capture(self.model)
+        if self._own_loop:
+            self._randomness.seed_model(state.step * processes.count + processes.rank, "loop")
+        self._rows = len(inputs)
+        return Batch(step=state.step, inputs=inputs, targets=targets, _owner=self)
+
+    def step(self, batch: Batch, loss: Loss | None = None) -> StepReport:
+        """Clip, add noise, descend and project for one batch, after its cost is in the ledger; return what happened.
+
+        `loss` gives one loss per row, from (outputs, targets), or from (model, inputs, targets) if it runs the model
+        itself; None: the cross-entropy. The scheduler is stepped, and a checkpoint is written when one is due.
+        Raises: InvalidInputError for a batch that is not the last of `batches`, was used before or has other rows, and
+        if the model or its optimizer were changed since the last step. After any other error, and TrainingInterrupted,
+        the training is closed, and the run can be resumed.
+        """
+        self._require_open()
+        if not isinstance(batch, Batch) or not batch.belongs_to(self):
+            raise InvalidInputError(f"step() got a {type(batch).__name__} that is not of this training's batches()")
+        if self._batch is None or batch.step != self._batch.step:
+            raise InvalidInputError(
+                f"the batch of step {batch.step + 1} was used before; valid: the last one of batches(), once"
+            )
+        batch.require_rows(self._rows)
+        if loss is not None and not self._own_loop:
+            raise InvalidInputError("the loss was given at the start of the training; valid: step(batch)")
+        chosen = self._loss or loss_of_step(self.model, loss)
+        self._require_unchanged()
+        try:
+            with self.signals, torch.random.fork_rng(enabled=self._own_loop):
+                return self._take_step(batch, chosen)
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_step(self, batch: Batch, loss: Loss) -> StepReport:
+        model, state, settings, processes = self.model, self._state, self.settings, self._processes
+        model.train()  # whatever mode a callback has left: a resumed run would not have it
+        if not self._loss_checked:
+            self._loss_checked = True
+            processes.together(lambda: check_first_loss(self._examples, batch, model, loss))
+        if self._epsilon is None or state.step % settings.block == 0:
+            self._pay(lambda run: run.reserve_block(state.step, self._not_private))
+        if self._one_off_release is not None and state.step == self._one_off_release.step:
+            self._pay(lambda run: run.record_one_off_release(state.step))
+            self._one_off_release.run(model, self._examples, self._randomness, processes)
+        step = self._record_asked(batch, loss) if self._own_loop else self._step
+        if self._rng is not None:
+            self._rng.restore()
+        gradients, mean_loss = step.gradient_of(batch.inputs, batch.targets, state.step, loss)
+        state.apply_gradients(gradients)
+        self._after_step()
+        state.count_step()
+        self._batch = None
+        report = StepReport(
+            step=state.step,
+            steps=settings.steps,
+            loss=mean_loss,
+            batch_size=self._batch_size,
+            epsilon=self._epsilon or 0.0,
+            seconds=time.perf_counter() - self._started,
+            learning_rate=state.optimizer.learning_rate,
+        )
+        if self._reports:
+            self._stopped = processes.on_first(partial(self._stops, report))
+        self._save_if_due()
+        if self._own_loop:
+            self._snapshot = state.snapshot()
+        return report
+
+    def _save_if_due(self) -> None:
+        """Write a checkpoint if one is due. Raises: TrainingInterrupted, after one, if a signal came."""
+        state, settings, stopped = self._state, self.settings, self._stopped
+        interrupted = self._processes.any(self.signals.requested) and not stopped
+        is_due = state.step % settings.checkpoint_steps == 0 and state.step < self._last and not stopped
+        if is_due or interrupted or stopped or state.step == self._last:
+            state.require_finite()
+        if is_due or interrupted:
+            paid = self._processes.on_first(self._save)
+            if interrupted:
+                raise TrainingInterrupted(self._files.path, state.step, settings.steps, paid)
+
+    def _save(self) -> float:
+        checkpoint, run = self._state.checkpoint(), self._run
+        assert run is not None
+        if self._asked is not None:
+            checkpoint = Checkpoint(checkpoint.tensors, checkpoint.record | {"asked": self._asked.chain})
+        paid = run.save(checkpoint, self._state.step)
+        if self._asked is not None:
+            self._asked.forget()
+        return paid
+
+    def _pay(self, action: Callable[[AccountedRun], float]) -> None:
+        """Write to the ledger, on rank 0, what the next step costs."""
+
+        def pay() -> tuple[float, float]:
+            assert self._run is not None
+            return action(self._run), self._run.ledger.epsilon
+
+        self._epsilon, self._paid = self._processes.on_first(pay)
+
+    def _record_asked(self, batch: Batch, loss: Loss) -> Step:
+        """Write what the step is asked, and return it with the noise that is bound to this."""
+        asked = " ".join(self._processes.gather(asked_digest(batch, loss)))
+
+        def record() -> str:
+            assert self._asked is not None
+            self._asked.record(batch.step, asked)
+            return self._asked.chain
+
+        return replace(self._step, randomness=self._randomness.bound_to(self._processes.on_first(record)))
+
+    def _require_open(self) -> None:
+        if os.getpid() != self._process:
+            raise InvalidInputError(
+                f"this training is of process {self._process}; valid: to use it there, or to resume the run in another "
+                "process once it has ended"
+            )
+        if self._ended or self._result is not None:
+            raise InvalidInputError(f"the run in {self._files.path} is finished; valid: a new run in another folder")
+        if self.closed:
+            raise InvalidInputError(
+                f"this training of {self._files.path} was closed or stopped by an error; valid: resume=True"
+            )
+
+    def _require_unchanged(self) -> None:
+        """Return if nothing but the run itself has changed model and optimizer since the last step.
+
+        Raises: InvalidInputError: resumed, the run would not have the change, and use the same noise without it.
+        """
+        if not self._own_loop:
+            return
+        self._state.require_same_parameters()
+        changed = None if self._snapshot is None else self._state.changed_since(self._snapshot)
+        if changed is not None:
+            raise InvalidInputError(
+                f"{changed} was changed between two steps; valid: only step() changes model, optimizer and scheduler "
+                "(project= may move the weights after each step)"
+            )
+
+    def _stops(self, report: StepReport) -> bool:
+        """Call `on_step` and return whether it ends the run. An interruption in it is one after the step."""
+        assert self._on_step is not None
+        try:
+            return self._state.unchanged_by(self._on_step, report) is False
+        except KeyboardInterrupt:
+            self.signals.requested = True
+            return False
+
+    def finish(self) -> TrainingResult:
+        """End the run, at its last step or before, write its weights, and return its result; the model is in eval mode.
+
+        The ledger counts all steps that were reserved, up to a block more than ran; secret and checkpoint are removed.
+        Raises: InvalidInputError if no step was run, the model was changed since the last one, or it was called before.
+        """
+        if self._ended:
+            raise InvalidInputError("finish() was called before; valid: once")
+        if self._result is None:
+            self._require_open()
+            state = self._state
+            if state.step == 0:
+                raise InvalidInputError("no step was run yet, so there is nothing to finish; valid: step() first")
+            self._require_unchanged()
+            try:
+                state.require_finite()
+                state.use_average()
+                statement = self._processes.on_first(
+                    lambda: self._run.finish(weights(self.model), state.step)  # type: ignore[union-attr]
+                )
+            finally:
+                self.close()
+            self.model.eval()
+            self._result = TrainingResult(
+                folder=self._files.path,
+                steps=state.step,
+                noise_multiplier=self._step.noise_multiplier,
+                statement=statement,
+                seconds=time.perf_counter() - self._started,
+            )
+        self._ended = True
+        return self._result
+
+    def close(self) -> None:
+        """End this training without finishing the run, which can be resumed; harmless if it has ended."""
+        self._finalizer()
