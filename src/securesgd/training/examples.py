@@ -108,11 +108,12 @@ def as_examples(data: "Dataset[Any] | tuple[Tensor | StoredInputs, Tensor]") -> 
     if isinstance(data, TensorDataset):
         data = tuple(data.tensors)  # type: ignore[assignment]
     if isinstance(data, tuple | list):
-        if len(data) == 2 and isinstance(data[0], StoredInputs) and isinstance(data[1], Tensor):
-            return StoredExamples(*data)
-        if len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
+        inputs, targets = data if len(data) == 2 else (None, None)
+        if isinstance(inputs, StoredInputs) and isinstance(targets, Tensor):
+            return StoredExamples(inputs, targets)
+        if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
             raise InvalidInputError("training data must be a pair (inputs, targets) of tensors, or a torch Dataset")
-        return TensorExamples(*data)
+        return TensorExamples(inputs, targets)
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise InvalidInputError(f"training data must be a pair of tensors or a map-style Dataset, got {type(data)}")
     return DatasetExamples(data)
