@@ -15,8 +15,9 @@ from securesgd.config import run_config
 from securesgd.data.load import load_data
 from securesgd.errors import InvalidInputError
 from securesgd.report import plots as curves
-from securesgd.report.page import _epsilon_text, report
+from securesgd.report.page import report
 from securesgd.report.plots import compared_curves_figure
+from securesgd.report.privacy import _epsilon_text
 from securesgd.report.run_record import read_run
 from securesgd.run_training import train_run
 from securesgd.runtime.tables import read_rows
