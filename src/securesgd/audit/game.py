@@ -34,6 +34,7 @@ class AuditedTraining:
     network: nn.Module
     loss: Loss
     settings: TrainingSettings
+    steps: int
     sampling_rate: float
     noise_multiplier: float
     inputs: Tensor
@@ -70,7 +71,8 @@ def play(
     but no canary is in the data, whatever they say: whoever then proves an epsilon above 0 is wrong.
     """
     started = time.perf_counter()
-    randomness = Randomness.secret() if seed is None else Randomness.from_seed(seed, "audit")
+    numbers = (training.sampling_rate, training.noise_multiplier, training.steps, counts, sabotage, insert)
+    randomness = Randomness.secret() if seed is None else Randomness.from_seed(seed, f"audit of {numbers}")
     secret = KeyStream(randomness.key).child("coins of an audit")
     coins = (secret.words(counts.traced + counts.data) & np.uint64(1)).astype(bool)
     data_canaries = _data_canaries(training, counts.data, secret)
@@ -91,10 +93,10 @@ def play(
     )
     step = sabotaged_step(step, sabotage)
     state = TrainingState(model, settings)
-    traces = np.empty((settings.steps, counts.traced))
+    traces = np.empty((training.steps, counts.traced))
     with torch.random.fork_rng():
         before = _losses(training, *data_canaries)
-        for number in range(settings.steps):
+        for number in range(training.steps):
             model.train()
             gradients, _, _ = step.gradient(number)
             traces[number] = model.traces(gradients) * settings.batch_size

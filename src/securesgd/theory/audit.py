@@ -29,7 +29,6 @@ __all__ = [
     "gaussian_epsilon_bound",
     "gaussian_mu",
     "largest_rejected",
-    "planned_guesses",
     "simple_epsilon_bound",
     "simple_p_value",
     "tradeoff_p_value",
@@ -39,7 +38,6 @@ __all__ = [
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -55,8 +53,6 @@ from securesgd.validate import Array, finite_array, probability_array, validate_
 LARGEST_EPSILON = 50.0
 """Above any bound that guesses can prove: 2²⁰ right guesses prove less than 14."""
 MOST_CANARIES = 2**20
-SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
-"""Shares of the canaries among which `planned_guesses` chooses."""
 _TOLERANCE = 1e-4
 
 
@@ -185,39 +181,6 @@ def largest_rejected(rejects: Callable[[float], bool], highest: float, *, tolera
         middle = (low + high) / 2
         low, high = (middle, high) if rejects(middle) else (low, middle)
     return low
-
-
-@lru_cache(maxsize=64)
-def planned_guesses(canaries: int, epsilon: float, delta: float, failure_prob: float, *, simple: bool = False) -> int:
-    """Return the number of guesses that promises the largest bound if the mechanism is just as private as claimed.
-
-    It looks at no run: scores are taken to be N(mu, 1) for canaries that are in and N(0, 1) for others, mu that of the
-    Gaussian mechanism of the claim, and V two standard deviations below its mean. Any choice is valid; this one is
-    strong. `simple` chooses for `simple_epsilon_bound`, else for `gaussian_epsilon_bound`.
-    """
-    mu = gaussian_mu(epsilon, delta)
-    best, chosen = -1.0, canaries
-    for share in SHARES:
-        guesses = 2 * max(1, round(share * canaries / 2))
-        if guesses > canaries:
-            continue
-        precision = _precision(mu, share)
-        right = math.floor(guesses * precision - 2 * math.sqrt(guesses * precision * (1 - precision)))
-        bound = simple_epsilon_bound if simple else gaussian_epsilon_bound
-        value = bound(canaries, guesses, max(0, right), delta, failure_prob)
-        if value > best:
-            best, chosen = value, guesses
-    return chosen
-
-
-def _precision(mu: float, share: float) -> float:
-    """Return how often the guess is right for the `share` of scores that are highest or lowest."""
-
-    def excess(threshold: float) -> float:  # of the upper tail of the mixture over share/2
-        return float(ndtr(-threshold) + ndtr(mu - threshold)) / 2 - share / 2
-
-    threshold = float(brentq(excess, -20 - mu, 20 + mu))
-    return float(ndtr(mu - threshold)) / share
 
 
 def _gaussian_epsilon(mu: float, delta: float) -> float:
