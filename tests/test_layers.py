@@ -28,6 +28,7 @@ LAYERS = (
     ("planning",),
     ("certificates",),
     ("attacks",),
+    ("audit",),
     ("report",),
     ("export", "new_inputs", "predict_files", "prediction", "run", "run_data", "run_training"),
     ("reproduce",),
@@ -45,6 +46,7 @@ KNOWN: set[tuple[str, str]] = set()
 NO_TORCH = (
     "__init__.py", "errors.py", "validate.py", "theory/", "privacy/", "report/", "certificates/summary.py",
     "attacks/robust_accuracy.py", "attacks/settings.py", "data/catalog.py",
+    "audit/record.py",
 )  # fmt: skip
 KNOWN_TORCH: set[str] = set()
 

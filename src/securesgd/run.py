@@ -1,11 +1,12 @@
 """The run: a folder that holds a trained model and everything claimed about it, and the verbs that use it.
 
-`run_training` makes a run, `load_run` reads one, and `Run` certifies, attacks, checks, predicts and reports. Everything
-on the command line is one of these calls.
+`run_training` makes a run, `load_run` reads one, and `Run` certifies, attacks, checks, audits, predicts and reports.
+Everything on the command line is one of these calls.
 """
 
 __all__ = ["Prediction", "Run", "load_run"]
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -20,6 +21,9 @@ from securesgd.attacks.evaluate import Evaluation, EvaluationSettings, evaluate_
 from securesgd.attacks.falsify import check_run
 from securesgd.attacks.falsify_intervals import check_intervals
 from securesgd.attacks.settings import AttackFunction, attack_grid
+from securesgd.audit.claim import claim_of_ledger
+from securesgd.audit.measure import AuditSettings, audit_training, audited_training
+from securesgd.audit.record import AUDIT
 from securesgd.build import NetworkSource, build_trained_model, require_same_outputs, structure_digest
 from securesgd.certificates.column_radii import (
     require_all_features,
@@ -36,6 +40,7 @@ from securesgd.config import RunConfig, saved_config
 from securesgd.data.load import LoadedData
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.export import export_onnx
+from securesgd.models.networks import NETWORKS
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.prediction import OnProgress, Prediction, as_batch, predict_batch, prediction_range, prediction_settings
 from securesgd.privacy import PrivacyStatement, read_ledger
@@ -49,7 +54,7 @@ from securesgd.runtime.machine import torch_device
 from securesgd.runtime.processes import Processes
 from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.run_records import RunMetrics, read_metrics, read_model_record
-from securesgd.runtime.storage import read_json
+from securesgd.runtime.storage import read_json, write_json
 from securesgd.runtime.tables import read_rows
 from securesgd.runtime.tensors import load_tensors
 from securesgd.theory.class_balance import ClassBalance
@@ -248,6 +253,34 @@ class Run:
             certificate_failure_prob=records[key]["settings"]["failure_prob"], direction=bound.direction,
             on_progress=on_progress, **effort,
         )  # fmt: skip
+
+    def audit(
+        self,
+        settings: AuditSettings | None = None,
+        *,
+        own_data: bool = False,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> dict[str, Any]:
+        """Measure a lower bound of epsilon: train once more with canaries, return and keep the result in audit.json.
+
+        Guarantee: that of `audit.measure.audit_training`. The run's weights and ledger are not touched. Examples are
+        those of a built-in data set, or random ones; with `own_data` they are the run's own, and audit.json is as
+        private as they are. An earlier audit is replaced; one with a sabotage or without canaries is not kept.
+        Raises: InvalidInputError if the run claims no privacy.
+        """
+        settings = settings or AuditSettings()
+        self.privacy  # noqa: B018 - raises if the ledger is not that of the weights
+        claim = claim_of_ledger(read_ledger(self.path / names.LEDGER))
+        training = audited_training(
+            self.config, claim, input_shape=tuple(self.record["input_shape"]), classes=int(self.record["classes"]),
+            steps=self.record.get("steps"), input_range=self.input_range,
+            network=None if self.config.network in NETWORKS else copy.deepcopy(self.model),
+            own_examples=(self.data.train_inputs, self.data.train_targets) if own_data else None,
+        )  # fmt: skip
+        result = audit_training(training, claim, settings, on_progress=on_progress)
+        if settings.sabotage is None and settings.insert:
+            write_json(self.path / AUDIT, result)
+        return result
 
     def predict(
         self, inputs: Tensor, *, seed: int | None = None, on_progress: OnProgress | None = None, **changes: Any

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from securesgd.clipping.engine import Loss
+from securesgd.errors import InvalidInputError
 from securesgd.models.interval_network import IntervalNetwork
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.training.examples import TensorExamples
@@ -30,7 +31,7 @@ from securesgd.validate import validate_count
 LONG = 100.0
 """The gradients of `weights` and `biases` canaries, in clipping norms."""
 INPUT = 0.1
-"""What the layer of the `biases` canaries is applied to: the part of the gradient in its weight, by that in its bias."""
+"""What the layer of the `biases` canaries is applied to: a gradient's part in its weight, by that in its bias."""
 MOST_EXAMPLES = 2**20
 
 
@@ -57,10 +58,13 @@ class AuditedNetwork(nn.Module):
 
     An input row is the number of a `weights` canary (0: none), then the numbers of the input. An output row is that of
     the network, flat, then the value of the row's `weights` canary, then those of all `biases` canaries.
+    Raises: InvalidInputError for a network of tokens, which are not numbers that rows could be made of.
     """
 
     def __init__(self, network: nn.Module, input_shape: tuple[int, ...], counts: CanaryCounts) -> None:
         super().__init__()
+        if any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in network.modules()):
+            raise InvalidInputError("the network takes tokens (it has an Embedding); valid for audits: one of numbers")
         self.network, self.input_shape = network, input_shape
         device = next(network.parameters()).device
         self.marks = nn.Embedding(counts.weights + 1, 1, padding_idx=0, device=device)

@@ -1,11 +1,12 @@
 """What guesses prove against a claim: epsilon of sampled Gaussian steps, by the trade-off curve of these very steps."""
 
-__all__ = ["Claim", "sampled_epsilon_bound"]
+__all__ = ["Claim", "claim_of_ledger", "sampled_epsilon_bound"]
 
 from dataclasses import dataclass
 from functools import lru_cache
 
-from securesgd.privacy import SampledGaussianSteps, epsilon_spent
+from securesgd.errors import InvalidInputError
+from securesgd.privacy import LedgerContents, SampledGaussianSteps, epsilon_spent
 from securesgd.privacy.composition import Group
 from securesgd.privacy.pld import pld_deltas
 from securesgd.theory.audit import LineTradeoff, simple_p_value, tradeoff_rejects
@@ -35,6 +36,25 @@ class Claim:
         noise = self.noise_multiplier / _STEP**weaker
         steps = SampledGaussianSteps(sampling_rate=self.sampling_rate, noise_multiplier=noise, steps=self.steps)
         return epsilon_spent([steps], self.delta)
+
+
+def claim_of_ledger(ledger: LedgerContents) -> Claim:
+    """Return what a ledger claims: its epsilon for everything released, and its steps.
+
+    Raises: InvalidInputError if something was released without protection, or there are no steps: nothing is claimed.
+    """
+    statement = ledger.statement
+    steps = [record.event for record in ledger.records if isinstance(record.event, SampledGaussianSteps)]
+    if not steps or not statement.guaranteed_but_for_seed:
+        why = "; ".join(statement.reasons) or "there are no steps of DP-SGD in its ledger"
+        raise InvalidInputError(f"the run claims no privacy ({why}); valid: a run of a private method")
+    return Claim(
+        epsilon=statement.accounted_epsilon,
+        delta=statement.delta,
+        sampling_rate=steps[0].sampling_rate,
+        noise_multiplier=steps[0].noise_multiplier,
+        steps=sum(event.steps for event in steps),
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -41,6 +41,8 @@ class AuditedTraining:
     targets: Tensor
     classes: int
     input_range: tuple[float, float] = (0.0, 1.0)
+    private: bool = False
+    """Whether the examples are somebody's, so that what the black box counts must not be published."""
 
 
 @dataclass(frozen=True, kw_only=True)

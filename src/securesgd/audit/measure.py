@@ -1,16 +1,16 @@
 """Audits of a configuration: train once with canaries, guess, and compare what is proven with what is claimed.
 
-Does an audit cost privacy? What the white box sees depends on the canaries alone, which are nobody's data. The black box
-reads a second model trained on the examples, which no ledger pays for. So the examples are those of a built-in public
-data set, or else random ones of the same number and shape, and audit.json can be published; if the user's own examples
-are given, it must be kept as private as they are, and says so.
+Does an audit cost privacy? What the white box sees depends on the canaries alone, which are nobody's data. The black
+box reads a second model trained on the examples, which no ledger pays for. So the examples are those of a built-in
+public data set, or else random ones of the same number and shape, and audit.json can be published; with the user's own
+examples it must be kept as private as they are, and says so.
 """
 
-__all__ = ["AuditSettings", "audit_config", "audit_training", "audited_training"]
+__all__ = ["AuditSettings", "audit_config", "audit_training", "audited_training", "self_test"]
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from securesgd.audit.claim import Claim, sampled_epsilon_bound
 from securesgd.audit.game import AuditedTraining, play
 from securesgd.audit.guesses import count_right
 from securesgd.audit.record import FORMAT
+from securesgd.audit.sabotage import SABOTAGES
 from securesgd.build import build_model, redistribution_release
 from securesgd.config import RunConfig
 from securesgd.data.catalog import CATALOG
@@ -72,46 +73,44 @@ class AuditSettings:
 
 def audited_training(
     config: RunConfig,
+    claim: Claim,
     *,
     input_shape: tuple[int, ...],
     classes: int,
-    sampling_rate: float,
-    noise_multiplier: float,
-    steps: int,
+    steps: int | None = None,
     network: nn.Module | None = None,
-    examples: tuple[Tensor, Tensor] | None = None,
+    own_examples: tuple[Tensor, Tensor] | None = None,
     input_range: tuple[float, float] | None = (0.0, 1.0),
 ) -> AuditedTraining:
-    """Return the training of a configuration, ready to be audited: a fresh network, on examples that are public.
+    """Return the training of a configuration, ready to be audited: a network, on examples that are public.
 
-    `network` replaces the one that the configuration builds. `examples` are used if they are given, else those of a
-    built-in data set, else random ones.
-    Raises: InvalidInputError for a method without privacy: there is no claim to audit.
+    `network` replaces a fresh one of the configuration, and `own_examples` those of a built-in data set, or random
+    ones; `steps` are those that the training runs, if they are fewer than those that the claim counts.
     """
-    if not method(config.method).private:
-        raise InvalidInputError(f"method is {config.method}, which claims no privacy; valid: a private method")
-    settings = config.training
-    if network is None:
-        network = build_model(config, input_shape, classes)
-    if examples is None and config.dataset in CATALOG:
+    settings, (low, high) = config.training, input_range or (0.0, 1.0)
+    network = build_model(config, input_shape, classes) if network is None else network
+    if own_examples is not None:
+        inputs, targets = own_examples
+    elif config.dataset in CATALOG:
         loaded = load_data(config.dataset, holdout=config.holdout, seed=config.seed)
-        examples = loaded.train_inputs, loaded.train_targets
-    low, high = input_range or (0.0, 1.0)
-    if examples is None:
-        count, generator = round(settings.batch_size / sampling_rate), seeded_generator(config.seed, "audit examples")
+        inputs, targets = loaded.train_inputs, loaded.train_targets
+    else:
+        generator = seeded_generator(config.seed, "audit examples")
+        count = round(settings.batch_size / claim.sampling_rate)
         inputs = low + (high - low) * torch.rand(count, *input_shape, generator=generator)
-        examples = inputs, torch.randint(classes, (count,), generator=generator)
+        targets = torch.randint(classes, (count,), generator=generator)
     return AuditedTraining(
         network=network,
         loss=network.loss if isinstance(network, IntervalNetwork) else per_example_cross_entropy,
         settings=settings,
-        steps=steps,
-        sampling_rate=sampling_rate,
-        noise_multiplier=noise_multiplier,
-        inputs=examples[0],
-        targets=examples[1],
+        steps=steps or claim.steps,
+        sampling_rate=claim.sampling_rate,
+        noise_multiplier=claim.noise_multiplier,
+        inputs=inputs,
+        targets=targets,
         classes=classes,
         input_range=(low, high),
+        private=own_examples is not None,
     )
 
 
@@ -158,6 +157,7 @@ def audit_training(
         "holds": largest <= claim.epsilon,
         "confidence": 1 - settings.failure_prob,
         "canaries": asdict(counts),
+        "private": training.private,
         "seed": settings.seed,
         "sabotage": settings.sabotage,
         "inserted": settings.insert,
@@ -186,33 +186,45 @@ def audit_config(
     config: RunConfig,
     settings: AuditSettings | None = None,
     *,
+    own_data: bool = False,
     on_progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:
     """Audit a configuration without a run folder: calibrate its noise as training does, and train once with canaries.
 
-    Returns and guarantees what `audit_training` does. Raises: InvalidInputError, PrivacyError as training would.
+    Returns and guarantees what `audit_training` does. With `own_data` its examples are those of the configuration,
+    whatever they are, and the result is private.
+    Raises: InvalidInputError for a method without privacy; InvalidInputError, PrivacyError as training would.
     """
-    named = CATALOG.get(config.dataset)
-    if named is None:
-        loaded = load_data(config.dataset, holdout=config.holdout, seed=config.seed, settings=config.data)
-        shape, classes, count = loaded.input_shape, loaded.classes, len(loaded.train_inputs)
-    else:
-        shape, classes, count = named.input_shape, named.classes, named.train_size - config.holdout
-    steps, rate = config.training.steps, config.training.rate(count)
+    chosen = config.training
     if not method(config.method).private:
         raise InvalidInputError(f"method is {config.method}, which claims no privacy; valid: a private method")
-    model = build_model(config, shape, classes)
-    noise = noise_multiplier_of(config.training, rate, redistribution_release(config, model))
-    event = SampledGaussianSteps(sampling_rate=rate, noise_multiplier=noise, steps=steps)
+    named, own_examples = CATALOG.get(config.dataset), None
+    if named is None or own_data:
+        loaded = load_data(config.dataset, holdout=config.holdout, seed=config.seed, settings=config.data)
+        shape, classes, count = loaded.input_shape, loaded.classes, len(loaded.train_inputs)
+        own_examples = (loaded.train_inputs, loaded.train_targets) if own_data else None
+    else:
+        shape, classes, count = named.input_shape, named.classes, named.train_size - config.holdout
+    model, rate = build_model(config, shape, classes), chosen.rate(count)
+    release = redistribution_release(config, model)
+    noise = noise_multiplier_of(chosen, rate, release)
+    event = SampledGaussianSteps(sampling_rate=rate, noise_multiplier=noise, steps=chosen.steps)
+    events = [event, *(() if release is None else release.cost)]
     claim = Claim(
-        epsilon=config.training.epsilon or epsilon_spent([event], config.training.delta, config.training.accountant),
-        delta=config.training.delta,
+        epsilon=chosen.epsilon or epsilon_spent(events, chosen.delta, chosen.accountant),
+        delta=chosen.delta,
         sampling_rate=rate,
         noise_multiplier=noise,
-        steps=steps,
+        steps=chosen.steps,
     )
     training = audited_training(
-        config, input_shape=shape, classes=classes, sampling_rate=rate, noise_multiplier=noise, steps=steps,
-        network=model,
-    )  # fmt: skip
+        config, claim, input_shape=shape, classes=classes, network=model, own_examples=own_examples
+    )
     return audit_training(training, claim, settings, on_progress=on_progress)
+
+
+def self_test(audit: Callable[[AuditSettings], dict[str, Any]], settings: AuditSettings) -> dict[str, dict[str, Any]]:
+    """Return the audits, by name, of training as shipped, of each sabotage, and with canaries never inserted (null)."""
+    kinds: dict[str, dict[str, Any]] = {"as-shipped": {}, **{name: {"sabotage": name} for name in SABOTAGES}}
+    kinds["null"] = {"insert": False}
+    return {name: audit(replace(settings, **change)) for name, change in kinds.items()}

@@ -25,7 +25,7 @@ def audit_in_words(record: dict[str, Any]) -> str:
 
 
 def audit_summary(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each bound: attacker, theorem, canaries, guesses, right, lower bound, claim, whether it holds."""
+    """Return a row for each bound: attacker, theorem, counts, lower bound, claim, and whether the claim holds."""
     claim = record["claim"]["epsilon"]
     return [
         {

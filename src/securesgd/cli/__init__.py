@@ -18,7 +18,7 @@ from securesgd.errors import SecureSGDError, printable
 
 # Importing registers a command; the order is that of the help.
 # isort: off
-from securesgd.cli import plan, config, noise, data, train, certify, attack, report, predict, serve  # noqa: F401
+from securesgd.cli import plan, config, noise, data, train, certify, attack, audit, report, predict, serve  # noqa: F401
 from securesgd.cli import export, reproduce, demo  # noqa: F401
 # isort: on
 
