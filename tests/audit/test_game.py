@@ -148,9 +148,7 @@ def test_seeds_repeat_an_audit_and_secret_coins_differ():
 def test_data_of_the_user_are_not_read_unless_asked_for():
     config = run_config("digits", "dpsgd", epsilon=3.0, **SMALL)
     claim = Claim(epsilon=3.0, delta=1e-5, sampling_rate=0.25, noise_multiplier=1.0, steps=1)
-    own = audited_training(
-        run_config("nowhere.csv", "dpsgd", epsilon=3.0, **SMALL), claim, input_shape=(3,), classes=2
-    )
+    own = audited_training(run_config("nowhere.csv", "dpsgd", epsilon=3.0, **SMALL), claim, input_shape=(3,), classes=2)
     assert own.inputs.shape == (2048, 3)
     assert not own.private
     mine = (torch.rand(30, 1, 8, 8), torch.zeros(30, dtype=torch.long))

@@ -92,7 +92,9 @@ def test_recorded_numbers_are_what_jax_privacy_computes_here():
         outs = np.r_[np.ones(guesses - right), np.zeros(canaries - inside - guesses + right)]
         auditor, at = auditing.CanaryScoreAuditor(ins, outs), auditing.Explicit(0.5)
         assert auditor.epsilon_one_run(failure_prob, delta, threshold_strategy=at) == pytest.approx(simple, abs=1e-6)
-        assert auditor.epsilon_one_run_fdp(failure_prob, delta, threshold_strategy=at) == pytest.approx(tradeoff, abs=1e-6)
+        assert auditor.epsilon_one_run_fdp(failure_prob, delta, threshold_strategy=at) == pytest.approx(
+            tradeoff, abs=1e-6
+        )
 
 
 def test_without_delta_the_p_value_is_a_binomial_tail():
