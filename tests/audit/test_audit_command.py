@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from securesgd.audit.record import AUDIT, audit_in_words, audit_summary, read_audit
+from securesgd.config import run_config
 from securesgd.errors import DamagedFileError
 from tests.command_line import run_here
 
@@ -38,10 +39,39 @@ def test_an_audit_is_kept_in_the_run_folder_and_touches_nothing_else(run):
     assert json.loads(again.stdout)["coins_sha256"] == read_audit(run)["coins_sha256"] != record["coins_sha256"]
 
 
-def test_a_broken_training_is_exit_code_1_and_not_kept(run):
-    result = run_here("audit", run, "--canaries", "4000", "--sabotage", "no-clipping", "--seed", "0")
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "audit.toml"
+    settings = {"delta": 1e-5, "network": "mlp", "batch_size": 750, "steps": 2, "accountant": "rdp"}
+    path.write_text(run_config("digits", "dpsgd", epsilon=8.0, **settings).to_toml())
+    return path
+
+
+def test_a_broken_training_is_exit_code_1(config):
+    words = ("audit", "--config", config, "--set", "epsilon=1", "--canaries", "2000", "--seed", "0")
+    result = run_here(*words, "--sabotage", "no-clipping")
     assert result.returncode == 1, result.stdout + result.stderr
-    assert "contradicts the claimed epsilon" in result.stdout
+    assert "contradicts the claimed epsilon 1 at delta" in result.stdout
+    null = run_here(*words, "--null", "--json")
+    assert null.returncode == 0, null.stderr
+    assert json.loads(null.stdout)["epsilon_lower_bound"] == 0
+
+
+def test_the_self_test_says_which_sabotage_was_not_caught(config):
+    """With few canaries half the noise is not: exit code 1."""
+    words = ("audit", "--config", config, "--set", "epsilon=1", "--canaries", "2000", "--seed", "0", "--self-test")
+    result = run_here(*words)
+    assert result.returncode == 1, result.stderr
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
+    for name in ("no-clipping", "noise-reused", "noise-twice", "biases-unclipped", "mean-clipping"):
+        assert lines[name].rstrip().endswith("claim is false"), result.stdout
+    for name in ("as-shipped", "null"):
+        assert lines[name].rstrip().endswith("claim holds"), result.stdout
+    assert lines["half-noise"].rstrip().endswith("claim holds: wrong")
+
+
+def test_only_audits_of_the_training_as_it_is_are_kept(run):
+    assert run_here("audit", run, *FEW, "--null").returncode == 0
     assert read_audit(run) is None
 
 
