@@ -71,7 +71,7 @@ def pld_deltas(groups: Sequence[Group], epsilons: Sequence[float], *, coarser: f
     floor = FFT_ERROR_BASE + FFT_ERROR_PER_STEP * sum(group.steps for group in groups)
     with np.errstate(all="ignore"):
         total = _compose(groups, interval)
-        return [min(1.0, float(total.get_delta_for_epsilon(epsilon)) + floor) for epsilon in epsilons]
+        return [min(1.0, float(delta) + floor) for delta in total.get_delta_for_epsilon(list(epsilons))]
 
 
 def _interval(groups: Sequence[Group], size: float) -> float:
