@@ -74,7 +74,7 @@ class AuditedNetwork(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the outputs of the network and of the canaries."""
-        outputs = self.network(rows[:, 1:].unflatten(1, self.input_shape))
+        outputs = self.network(rows[:, 1:].reshape(len(rows), *self.input_shape))
         number = rows[:, 0].detach().long().clamp(0, self.marks.num_embeddings - 1)
         constant = torch.full_like(rows[:, :1].detach(), INPUT)
         return torch.cat([outputs.flatten(1), self.marks(number), self.biases(constant)], dim=1)
@@ -102,7 +102,7 @@ def audited_loss(model: AuditedNetwork, loss: Loss, classes: int, max_grad_norm:
         shape = (classes,) if width == classes else (width // classes, classes)  # an IntervalNetwork has more lines
         number = targets - classes
         is_canary = number >= 0
-        ordinary = loss(outputs[:, :width].unflatten(1, shape), targets.where(~is_canary, 0))
+        ordinary = loss(outputs[:, :width].reshape(len(outputs), *shape), targets.where(~is_canary, 0))
         place = (width + number.clamp(min=0)).unsqueeze(1)
         length = torch.where(number > 0, (1 + INPUT**2) ** 0.5, 1.0)
         return torch.where(is_canary, LONG * max_grad_norm / length * outputs.gather(1, place)[:, 0], ordinary)

@@ -137,6 +137,6 @@ def _losses(training: AuditedTraining, inputs: Tensor, targets: Tensor) -> Array
     network, device = training.network.eval(), next(training.network.parameters()).device
     losses = [
         training.loss(network(x.to(device)), y.to(device)).double().cpu()
-        for x, y in zip(inputs.split(_LOSS_BATCH), targets.split(_LOSS_BATCH), strict=True)
+        for x, y in zip(torch.split(inputs, _LOSS_BATCH), torch.split(targets, _LOSS_BATCH), strict=True)
     ]
     return torch.cat(losses).nan_to_num(nan=1e30, posinf=1e30, neginf=-1e30).numpy()

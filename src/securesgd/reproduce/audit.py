@@ -16,7 +16,7 @@ from securesgd.runtime.tables import write_rows
 from securesgd.theory.confidence import wilson_interval
 
 CLAIMS = (3.0, 1.0, 8.0)
-SETTINGS = {"delta": 1e-5, "network": "mlp", "batch_size": 512, "steps": 20}
+SETTINGS: dict[str, Any] = {"delta": 1e-5, "network": "mlp", "batch_size": 512, "steps": 20}
 KINDS = ("no-clipping", "half-noise", "noise-reused", "noise-twice", "biases-unclipped", "mean-clipping")
 _PROFILES: dict[str, dict[str, int]] = {"quick": {"runs": 2, "null": 5}, "paper": {"runs": 20, "null": 100}}
 

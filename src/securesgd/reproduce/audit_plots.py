@@ -28,18 +28,18 @@ def audit_figure(rows: Sequence[Row], path: Path) -> None:
         x = [claims.index(float(row["epsilon"])) + offset + _spread(row) for row in honest]
         shipped.plot(x, [float(row[column]) for row in honest], ".", markersize=5, alpha=0.7, label=label)
     for place, claim in enumerate(claims):
-        words = "claimed" if place == 0 else None
-        shipped.plot([place - 0.35, place + 0.35], [claim, claim], color="black", linewidth=1.2, label=words)
+        label = "claimed" if place == 0 else "_nolegend_"
+        shipped.plot([place - 0.35, place + 0.35], [claim, claim], color="black", linewidth=1.2, label=label)
     shipped.set_xticks(range(len(claims)), [f"{claim:g}" for claim in claims])
     runs = len(honest) // max(1, len({row["epsilon"] for row in honest}))
     shipped.set(xlabel="claimed ε", ylabel="proven: ε is at least", title=f"As shipped, {runs} runs each")
     kinds = [kind for kind in dict.fromkeys(row["kind"] for row in rows) if kind != "as-shipped"]
-    for claim, (colour, marker) in line_styles(f"{claim:g}" for claim in claims).items():
-        group = [row for row in rows if f"{float(row['epsilon']):g}" == claim and row["kind"] in kinds]
+    for words, (colour, marker) in line_styles(f"{claim:g}" for claim in claims).items():
+        group = [row for row in rows if f"{float(row['epsilon']):g}" == words and row["kind"] in kinds]
         x = [kinds.index(row["kind"]) + 6 * _spread(row) for row in group]
         y = [float(row[_BOUND]) for row in group]
-        broken.plot(x, y, marker, color=colour, markersize=3.5, alpha=0.7, label=f"claimed ε = {claim}")
-        broken.axhline(float(claim), color=colour, linewidth=0.8, linestyle="--")
+        broken.plot(x, y, marker, color=colour, markersize=3.5, alpha=0.7, label=f"claimed ε = {words}")
+        broken.axhline(float(words), color=colour, linewidth=0.8, linestyle="--")
     broken.set_xticks(range(len(kinds)), [kind.replace("-", "\n") for kind in kinds])
     broken.set(title="Broken on purpose (dashed: the claim), and canaries never inserted (null)")
     for axes in (shipped, broken):
