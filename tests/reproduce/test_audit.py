@@ -30,7 +30,7 @@ def test_the_commands_of_the_rows_use_the_settings_of_the_grid():
 
 
 def test_cells_give_rows_a_figure_and_a_summary(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit, "SETTINGS", audit.SETTINGS | {"steps": 1, "batch_size": 64})
+    monkeypatch.setattr(audit, "SETTINGS", audit.SETTINGS | {"steps": 1, "batch_size": 750})
     kinds = ("as-shipped", "no-clipping", "null")
     cells = [{"dataset": "digits", "epsilon": 3.0, "kind": kind, "seed": 0} for kind in kinds]
     table = tmp_path / "rows.csv"

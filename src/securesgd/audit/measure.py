@@ -27,7 +27,7 @@ from securesgd.build import build_model, redistribution_release
 from securesgd.config import RunConfig
 from securesgd.data.catalog import CATALOG
 from securesgd.data.load import load_data
-from securesgd.errors import InvalidInputError
+from securesgd.errors import InvalidInputError, nearest
 from securesgd.methods import method
 from securesgd.models.interval_network import IntervalNetwork
 from securesgd.privacy import SampledGaussianSteps, epsilon_spent
@@ -69,6 +69,8 @@ class AuditSettings:
             raise InvalidInputError(f"failure_prob is {self.failure_prob!r}; valid: 0 < failure_prob < 0.5")
         if self.seed is not None:
             validate_count("seed", self.seed, at_least=0)
+        if self.sabotage is not None and self.sabotage not in SABOTAGES:
+            raise InvalidInputError(f"unknown sabotage {self.sabotage!r}: {nearest(self.sabotage, SABOTAGES)}")
 
 
 def audited_training(
