@@ -39,8 +39,7 @@ from securesgd.training.loop import per_example_cross_entropy
 from securesgd.validate import validate_count, validate_types
 
 GUESSED = {"white_box": 0.05, "black_box": 0.2}
-"""Shares of the canaries that are guessed, fixed here and for all runs. With 21,000 canaries 5 % is what proves most,
-within a tenth, at claims of epsilon from 1 to 8, and lets half the noise be noticed at all of them (docs/audit.md)."""
+"""Shares of the canaries that are guessed, fixed here and for all runs; docs/audit.md says how they were chosen."""
 _FAILURE_SHARES = {
     ("white_box", "tradeoff"): 0.8, ("white_box", "simple"): 0.1,
     ("black_box", "tradeoff"): 0.05, ("black_box", "simple"): 0.05,
