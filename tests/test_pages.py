@@ -26,6 +26,7 @@ SMALL = {
     "tune": "--set steps=2 --set batch_size=32 --trials-mean 1",
     "plan": "--set accountant=rdp",
     "certify": "--draws 40 --selection-draws 10 --examples 6 --again",
+    "audit": "--canaries 400",
     "attack": "--examples 2 --eot 1 --steps 2 --restarts 1 --draws 20 --certify-draws 20 --no-probes",
 }
 SMALL_DATA = "--dataset digits --set batch_size=32"  # unless the page has made the data itself

@@ -1,7 +1,7 @@
 """The run: a folder that holds a trained model and everything claimed about it, and the verbs that use it.
 
-`run_training` makes a run, `load_run` reads one, and `Run` certifies, attacks, checks, predicts and reports. Everything
-on the command line is one of these calls.
+`run_training` makes a run, `load_run` reads one, and `Run` certifies, attacks, checks, audits, predicts and reports.
+Everything on the command line is one of these calls.
 """
 
 __all__ = ["Prediction", "Run", "load_run"]
@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from securesgd.attacks.evaluate import Evaluation, EvaluationSettings, evaluate_run
-from securesgd.attacks.falsify import falsify_run
-from securesgd.attacks.falsify_intervals import falsify_run_intervals
+from securesgd.attacks.falsify_run import falsify_certificates
 from securesgd.attacks.settings import AttackFunction, attack_grid
+from securesgd.audit.measure import AuditSettings
+from securesgd.audit.run_audit import audit_run
 from securesgd.build import NetworkSource, build_trained_model, require_same_outputs, structure_digest
 from securesgd.certificates.column_radii import (
     require_all_features,
@@ -28,18 +29,16 @@ from securesgd.certificates.column_radii import (
     write_column_radii,
 )
 from securesgd.certificates.record import CertifySettings
-from securesgd.certificates.rules import INTERVAL, record_key
+from securesgd.certificates.rules import INTERVAL
 from securesgd.certificates.run_certificates import RunCertificates, certify_run
-from securesgd.certificates.sensitivity import ProvenSensitivities, known_sensitivity
-from securesgd.certificates.stored_certificates import examples_digest
+from securesgd.certificates.sensitivity import ProvenSensitivities
 from securesgd.check.folder import CHECKED, DEFAULT_EXAMPLES, check_files, check_network
 from securesgd.check.outcome import CheckResult
 from securesgd.check.records import unchecked_files
 from securesgd.config import RunConfig, saved_config
 from securesgd.data.load import LoadedData
-from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError, nearest
+from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
 from securesgd.export import export_onnx
-from securesgd.models.noisy import NoisyNetwork
 from securesgd.prediction import OnProgress, Prediction, as_batch, predict_batch, prediction_range, prediction_settings
 from securesgd.privacy import FullStatement, PrivacyStatement, read_ledger, run_statement
 from securesgd.privacy.group import GROUP_SIZES
@@ -53,13 +52,9 @@ from securesgd.runtime.machine import torch_device
 from securesgd.runtime.processes import Processes
 from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.run_records import RunMetrics, read_metrics, read_model_record
-from securesgd.runtime.storage import read_json
-from securesgd.runtime.tables import read_rows
 from securesgd.runtime.tensors import load_tensors
 from securesgd.theory.class_balance import ClassBalance
 from securesgd.training.examples import tensors_of
-
-_EFFORT = ("restarts", "steps", "eot", "seed", "failure_prob")
 
 
 class Run:
@@ -230,34 +225,10 @@ class Run:
         eot, seed, failure_prob; for intervals, which have no noise, restarts, steps and seed.
         Raises: InvalidInputError if there are no such certificates, or they are about another test set.
         """
-        for name in effort:
-            if name not in _EFFORT:
-                raise InvalidInputError(f"unknown setting {name!r} of a search: {nearest(name, _EFFORT)}")
         self.require_own_model()
-        settings = CertifySettings(family=family).for_model(self.model)
-        key = INTERVAL if settings.family == INTERVAL else norm or self.config.robustness.norm
-        path = self.path / names.CERTIFICATE_RECORD
-        records = read_json(path) if path.exists() else {}
-        if key not in records:
-            what = "interval certificates" if key == INTERVAL else f"certificates in {key}"
-            raise InvalidInputError(f"{self.path} has no {what} to search; certify it first")
-        inputs, targets = self._test_set(test_set)
-        if records[key]["data"] != examples_digest(inputs, targets):
-            raise InvalidInputError(f"the {key} certificates of {self.path} are about another test set; give that one")
-        rows = [row for row in read_rows(self.path / names.CERTIFICATES) if record_key(row) == key]
-        rows = rows if examples is None else [row for row in rows if row["index"] < examples]
-        if key == INTERVAL:
-            return falsify_run_intervals(
-                self.path, self.model, inputs, rows, records[key]["settings"], on_progress=on_progress,
-                **{name: value for name, value in effort.items() if name in ("restarts", "steps", "seed")},
-            )  # fmt: skip
-        if not isinstance(self.model, NoisyNetwork):
-            raise InvalidInputError(f"{self.path} has a model without noise, so no certificates in {key} to search")
-        bound = known_sensitivity(self.model, key, self.path / names.SENSITIVITY)
-        return falsify_run(
-            self.path, self.model, inputs, rows,
-            certificate_failure_prob=records[key]["settings"]["failure_prob"], direction=bound.direction,
-            on_progress=on_progress, **effort,
+        return falsify_certificates(
+            self.path, self.model, lambda: self._test_set(test_set), norm=norm or self.config.robustness.norm,
+            family=family, examples=examples, on_progress=on_progress, **effort,
         )  # fmt: skip
 
     def check(
@@ -282,6 +253,27 @@ class Run:
             reason = str(error)
         by_network = check_network(self.path, self.config, self.model, found, reason, examples)
         return CheckResult((*check_files(self.path, public_key), *by_network, *unchecked_files(self.path, CHECKED)))
+
+    def audit(
+        self,
+        settings: AuditSettings | None = None,
+        *,
+        own_data: bool = False,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> dict[str, Any]:
+        """Measure a lower bound of epsilon: train once more with canaries, return and keep the result in audit.json.
+
+        Guarantee: that of `audit.measure.audit_training`. The run's weights and ledger are not touched. Examples are
+        those of a built-in data set, or random ones; with `own_data` they are the run's own, and audit.json is as
+        private as they are. An earlier audit is replaced; one with a sabotage or without canaries is not kept.
+        Raises: InvalidInputError if the run claims no privacy.
+        """
+        self.privacy  # noqa: B018 - raises if the ledger is not that of the weights
+        examples = (self.data.train_inputs, self.data.train_targets) if own_data else None
+        return audit_run(
+            self.path, self.config, self.record, self.model, settings, input_range=self.input_range,
+            own_examples=examples, on_progress=on_progress,
+        )  # fmt: skip
 
     def predict(
         self, inputs: Tensor, *, seed: int | None = None, on_progress: OnProgress | None = None, **changes: Any

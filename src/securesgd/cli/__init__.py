@@ -18,7 +18,7 @@ from securesgd.errors import SecureSGDError, printable
 
 # Importing registers a command; the order is that of the help.
 # isort: off
-from securesgd.cli import plan, config, noise, data, train, tune, certify, attack, report  # noqa: F401
+from securesgd.cli import plan, config, noise, data, train, tune, certify, attack, audit, report  # noqa: F401
 from securesgd.cli import statement, check, sign, predict, serve, export, reproduce, demo  # noqa: F401
 # isort: on
 

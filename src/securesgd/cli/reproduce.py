@@ -26,7 +26,7 @@ def reproduce(
         str,
         typer.Argument(
             help="fig1 … fig5 of the paper, or all five; our tables: paper-network, redistribution, certified, "
-            "attacks, adlm, interval"
+            "attacks, adlm, interval, audit"
         ),
     ],
     profile: Annotated[

@@ -16,7 +16,7 @@ smaller by 1e-15 per step, fifty times that; at delta 1e-5 and 1e5 steps this is
 half of delta is left (delta < 2e-15 per step), the RDP bound is returned, which has no such floor.
 """
 
-__all__ = ["pld_epsilon"]
+__all__ = ["pld_deltas", "pld_epsilon"]
 
 import math
 import warnings
@@ -60,6 +60,18 @@ def pld_epsilon(groups: Sequence[Group], delta: float, *, coarser: float = 1, re
         )
         return math.inf
     return epsilon
+
+
+def pld_deltas(groups: Sequence[Group], epsilons: Sequence[float], *, coarser: float = 1) -> list[float]:
+    """Return for each epsilon a delta for which the composed groups are (epsilon, delta)-DP under add-or-remove-one.
+
+    Guarantee: upper bounds, as of `pld_epsilon`; the floor of its convolutions is added to each delta.
+    """
+    interval = _interval(groups, rdp_epsilon(groups, 1e-5, SIZING_ORDERS)) * coarser
+    floor = FFT_ERROR_BASE + FFT_ERROR_PER_STEP * sum(group.steps for group in groups)
+    with np.errstate(all="ignore"):
+        losses = _compose(groups, interval, removal_only=False)
+        return [min(1.0, max(loss.divergence(epsilon) for loss in losses) + floor) for epsilon in epsilons]
 
 
 def _interval(groups: Sequence[Group], size: float) -> float:

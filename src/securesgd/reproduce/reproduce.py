@@ -18,6 +18,7 @@ from pathlib import Path
 
 from securesgd import __version__
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
+from securesgd.reproduce.audit import AUDIT
 from securesgd.reproduce.figures import FIG1, FIG2, FIG3, FIG4, FIG5
 from securesgd.reproduce.grid import Cell, Experiment, cell_rows, fill_grid, open_cells
 from securesgd.reproduce.interval import INTERVAL
@@ -38,6 +39,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "attacks": ATTACKS,
     "adlm": ADLM,
     "interval": INTERVAL,
+    "audit": AUDIT,
 }
 """By name: a row here is an experiment that can be reproduced."""
 FIGURES = ("fig1", "fig2", "fig3", "fig4", "fig5")
