@@ -25,7 +25,15 @@ from securesgd.runtime import run_folder as names
 from securesgd.runtime.key_stream import KeyStream
 from securesgd.runtime.randomness import Randomness
 from securesgd.runtime.run_folder import RunFolder
-from securesgd.runtime.storage import parse_json, read_bytes, read_json, sync_folder, write_json, write_whole
+from securesgd.runtime.storage import (
+    file_digest,
+    parse_json,
+    read_bytes,
+    read_json,
+    sync_folder,
+    write_json,
+    write_whole,
+)
 from securesgd.runtime.tensors import Checkpoint, load_tensors, save_tensors
 
 TUNING, TRIALS, SCORE = "tuning.json", "trials", "score.json"
@@ -178,7 +186,7 @@ class TuningFolder:
         weights = load_tensors(trial / names.WEIGHTS)
         save_tensors(self.files.model, Checkpoint(weights.tensors, weights.record | {"ledger": list(ledger.head)}))
         record = read_json(trial / names.MODEL) | {"statement": ledger.statement().json(), "tuning": about}
-        write_json(self.path / names.MODEL, record)
+        write_json(self.path / names.MODEL, record | {"weights_sha256": file_digest(self.files.model)})
 
     def tidy(self) -> None:
         """Remove the trials and the secret of a search whose run is complete; harmless if done already."""

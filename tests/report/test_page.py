@@ -14,6 +14,7 @@ import securesgd as ss
 from securesgd.config import run_config
 from securesgd.data.load import load_data
 from securesgd.errors import InvalidInputError
+from securesgd.privacy import run_statement, statement_rows
 from securesgd.report import plots as curves
 from securesgd.report.page import report
 from securesgd.report.plots import compared_curves_figure
@@ -220,6 +221,8 @@ def test_every_number_of_the_page_is_in_the_records_of_the_run(finished, tmp_pat
     found = NUMBER.findall(text.replace("&#39;", "'").replace("–", " "))
     assert len(found) > 80
     counted = set().union(*(by_class(rows) for rows in measured_sets(finished).values()))
+    stated = json.dumps(statement_rows(run_statement(finished)))  # tests/privacy/test_full_statement.py checks it
+    counted |= set(NUMBER.findall(stated))
     unknown = [number for number in found if number not in counted and not is_there(number, (str(finished),))]
     assert unknown == []
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from securesgd import __version__
+from securesgd.audit.bounds import box_bounds, guesses_of, largest_bound
 from securesgd.audit.canaries import CanaryCounts
-from securesgd.audit.claim import Claim, sampled_epsilon_bound
+from securesgd.audit.claim import Claim
 from securesgd.audit.game import AuditedTraining, play
 from securesgd.audit.guesses import count_right
 from securesgd.audit.record import FORMAT
@@ -34,18 +35,10 @@ from securesgd.models.interval_network import IntervalNetwork
 from securesgd.privacy import SampledGaussianSteps, epsilon_spent
 from securesgd.runtime.machine import environment
 from securesgd.runtime.randomness import seeded_generator
-from securesgd.theory.audit import simple_epsilon_bound
 from securesgd.training.accounted_run import noise_multiplier_of
 from securesgd.training.loop import per_example_cross_entropy
 from securesgd.validate import validate_count, validate_types
 
-GUESSED = {"white_box": 0.05, "black_box": 0.2}
-"""Shares of the canaries that are guessed, fixed here and for all runs; docs/audit.md says how they were chosen."""
-_FAILURE_SHARES = {
-    ("white_box", "tradeoff"): 0.8, ("white_box", "simple"): 0.1,
-    ("black_box", "tradeoff"): 0.05, ("black_box", "simple"): 0.05,
-}  # fmt: skip
-"""How the four bounds share the failure probability, so that all hold at once."""
 MOST_MEMORY = 2**28  # numbers that the white box keeps: steps · canaries
 
 
@@ -151,10 +144,15 @@ def audit_training(
         training, counts, seed=settings.seed, sabotage=settings.sabotage, insert=settings.insert, on_step=show
     )
     boxes = {
-        "white_box": _bounds("white_box", result.white_box, result.white_coins, claim, settings),
-        "black_box": _bounds("black_box", result.black_box, result.black_coins, claim, settings),
+        box: box_bounds(
+            box, len(coins), count_right(scores, coins, guesses_of(box, len(coins))), claim, settings.failure_prob
+        )
+        for box, scores, coins in (
+            ("white_box", result.white_box, result.white_coins),
+            ("black_box", result.black_box, result.black_coins),
+        )
     }
-    largest = max(float(box[name]) for box in boxes.values() for name in ("simple", "tradeoff"))
+    largest = largest_bound(boxes)
     return {
         "format": FORMAT,
         "claim": asdict(claim),
@@ -171,20 +169,6 @@ def audit_training(
         "seconds": round(result.seconds, 1),
         "version": __version__,
         "environment": environment(),
-    }
-
-
-def _bounds(box: str, scores: Any, coins: Any, claim: Claim, settings: AuditSettings) -> dict[str, Any]:
-    """Return the counts of one attacker, and its two bounds."""
-    canaries, guesses = len(coins), max(1, round(GUESSED[box] * len(coins)))
-    right = count_right(scores, coins, guesses)
-    simple, tradeoff = (settings.failure_prob * _FAILURE_SHARES[box, name] for name in ("simple", "tradeoff"))
-    return {
-        "canaries": canaries,
-        "guesses": guesses,
-        "right": right,
-        "simple": simple_epsilon_bound(canaries, guesses, right, claim.delta, simple),
-        "tradeoff": sampled_epsilon_bound(canaries, guesses, right, claim, tradeoff),
     }
 
 

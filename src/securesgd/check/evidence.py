@@ -11,7 +11,7 @@ import safetensors
 from securesgd.check.outcome import NotCheckable
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.methods import Method, method
-from securesgd.privacy import LedgerContents, SampledGaussianSteps, read_ledger
+from securesgd.privacy import LedgerContents, RepeatAndSelect, SampledGaussianSteps, read_ledger
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.storage import file_digest, open_regular, parse_json, read_bytes, read_json, read_toml
 from securesgd.runtime.tables import read_rows
@@ -76,9 +76,15 @@ class Evidence:
 
     @property
     def steps(self) -> list[SampledGaussianSteps]:
-        """The steps of DP-SGD in the ledger."""
-        events = (record.event for record in self.ledger.records)
-        return [event for event in events if isinstance(event, SampledGaussianSteps)]
+        """The steps of DP-SGD in the ledger; of a search, those that one trial may have taken."""
+        events = [record.event for record in self.ledger.records]
+        inner = [part for event in events if isinstance(event, RepeatAndSelect) for part in event.trial]
+        return [event for event in (*events, *inner) if isinstance(event, SampledGaussianSteps)]
+
+    @property
+    def searched(self) -> bool:
+        """Whether the settings were found by a search that the ledger charges."""
+        return any(isinstance(record.event, RepeatAndSelect) for record in self.ledger.records)
 
     @cached_property
     def weights_digest(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
+from securesgd.check.audit_claim import AUDIT_CLAIM
 from securesgd.check.evidence import Evidence
 from securesgd.check.outcome import FAIL, NOT_CHECKED, Finding, examine
 from securesgd.check.result_claims import RESULT_CLAIMS
@@ -16,7 +17,7 @@ from securesgd.check.training_claims import TRAINING_CLAIMS
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.storage import is_leftover
 
-CLAIMS = (*TRAINING_CLAIMS, *RESULT_CLAIMS)
+CLAIMS = (*TRAINING_CLAIMS, *RESULT_CLAIMS, AUDIT_CLAIM)
 """What is checked from files alone, in the order of the lines."""
 
 _NO_CLAIMS = {

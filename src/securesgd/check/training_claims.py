@@ -10,7 +10,7 @@ from securesgd.check.evidence import Evidence
 from securesgd.check.outcome import Claim, NotCheckable, require_equal
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.models.redistribution import WAYS, Redistribution
-from securesgd.privacy import UnprotectedRelease, accountant_version, epsilon_spent
+from securesgd.privacy import RepeatAndSelect, UnprotectedRelease, accountant_version, epsilon_spent
 from securesgd.privacy.ledger import SAME_EPSILON
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.run_records import FORMAT, RunMetrics
@@ -21,7 +21,7 @@ _REPLAYED = 20
 _MODEL_KEYS = {
     "format", "config_sha256", "weights_sha256", "network", "structure_sha256", "weights", "outputs", "method",
     "input_shape", "classes", "class_names", "data", "input_range", "preprocessing", "test_sha256", "steps",
-    "statement",
+    "statement", "tuning",
 }  # fmt: skip
 
 
@@ -111,8 +111,10 @@ def _check_config(evidence: Evidence) -> str:
         if training.noise_multiplier is not None:
             pairs.append(("noise_multiplier", training.noise_multiplier, event.noise_multiplier))
         if training.sampling_rate is not None or header.dataset_size is not None:
-            rate = training.rate(header.dataset_size or 0)
-            pairs.append(("settings that mean a sampling rate of", rate, event.sampling_rate))
+            examples = (header.dataset_size or 0) - (evidence.config.get("holdout", 0) if evidence.searched else 0)
+            rate = training.rate(examples)
+            if not (evidence.searched and rate <= event.sampling_rate):  # charged for the largest that was tried
+                pairs.append(("settings that mean a sampling rate of", rate, event.sampling_rate))
     require_equal("config.toml", pairs)
     if training.private != evidence.method.private:
         raise DamagedFileError(f"config.toml states private = {training.private}, which its method is not")
@@ -154,7 +156,15 @@ def _check_model(evidence: Evidence) -> str:
         pairs.append(("the number of trained weights", model["weights"], header.noise.coordinates))
     sizes = model["data"].get("sizes", {})
     if header.adjacency == "zero-out" and "train" in sizes:
-        pairs.append(("the number of training examples", sizes["train"], header.dataset_size))
+        scored = config.get("holdout", 0) if evidence.searched else 0  # the ledger of a search is about these, too
+        pairs.append(("the number of training examples", sizes["train"] + scored, header.dataset_size))
+    searches = [record.event for record in evidence.ledger.records if isinstance(record.event, RepeatAndSelect)]
+    stated: dict[str, Any] = model.get("tuning", {})
+    if bool(searches) != ("tuning" in model):
+        raise DamagedFileError("model.json and the ledger do not agree on whether settings were searched for")
+    for search in searches:
+        pairs.append(("the mean number of trials", stated["trials_mean"], search.mean))
+        pairs.append(("the shape of the number of trials", stated["trials_shape"], search.shape))
     if "holdout" in sizes:
         pairs.append(("the number of held-out examples", sizes["holdout"], config.get("holdout", 0)))
     require_equal("model.json", pairs)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from securesgd.audit.record import audit_in_words, audit_summary, read_audit
 from securesgd.privacy import FullStatement, full_statement, statement_rows
 from securesgd.privacy.events import (
     GaussianRelease,
@@ -19,11 +20,11 @@ from securesgd.privacy.events import (
 from securesgd.privacy.ledger_record import Record
 from securesgd.report.plots import budget_spent_figure
 from securesgd.report.run_record import RunRecord
-from securesgd.theory.rounding import round_up
+from securesgd.theory.rounding import round_down, round_up
 
 NO_PRIVACY: dict[str, Any] = {
     "statement": None, "doubts": [], "words": "", "epsilon": "–", "epsilon_shown": "unknown", "delta": "–",
-    "releases": [], "spent": None, "replayed": None, "statement_rows": [],
+    "releases": [], "spent": None, "replayed": None, "statement_rows": [], "audit": [], "audit_words": "",
 }  # fmt: skip
 """What the page shows if the files of this part cannot be used."""
 
@@ -50,8 +51,23 @@ def privacy_part(record: RunRecord) -> dict[str, Any]:
         "accountant": "UNKNOWN, " if header is None else f"{header.accountant.upper()}, {header.accountant_version}",
         "examples": "not public" if header is None or header.dataset_size is None else f"{header.dataset_size:,}",
         "spent": None if picture is None else data_uri(picture),
+        **_audit(record),
         "statement_rows": [] if record.ledger is None or statement is None else statement_rows(_full(record)),
     }
+
+
+def _audit(record: RunRecord) -> dict[str, Any]:
+    """Return what an audit measured, as a sentence and a row for each bound; nothing if there was none."""
+    audit = read_audit(record.folder)
+    if audit is None:
+        return {"audit": [], "audit_words": ""}
+    rows = [
+        row
+        | {name: f"{row[name]:,}" for name in ("canaries", "guesses", "right")}
+        | {"bound": f"{round_down(row['epsilon_lower_bound'], digits=4):.4g}"}
+        for row in audit_summary(audit)
+    ]
+    return {"audit": rows, "audit_words": audit_in_words(audit)}
 
 
 def _full(record: RunRecord) -> FullStatement:
