@@ -1,6 +1,6 @@
 """A scattering transform: wavelets, moduli and averages, with nothing to train and so nothing that costs privacy.
 
-    S₀ = x ⋆ φ        S₁ = |x ⋆ ψ_j,θ| ⋆ φ        S₂ = ||x ⋆ ψ_0,θ| ⋆ ψ_1,θ'| ⋆ φ        (all sampled at every 4th pixel)
+    S₀ = x ⋆ φ       S₁ = |x ⋆ ψ_j,θ| ⋆ φ       S₂ = ||x ⋆ ψ_0,θ| ⋆ ψ_1,θ'| ⋆ φ       (all sampled at every 4th pixel)
 
 Two scales and 8 angles give 1 + 16 + 64 = 81 channels per colour, at a quarter of the height and width. A linear or
 small head on them is what a private budget can train (Tramèr and Boneh 2021, "Differentially Private Learning Needs
@@ -78,7 +78,7 @@ class Scattering(nn.Module):
                 f"inputs have shape {list(x.shape)}; valid: [batch, colours, {self.height}, {self.width}]"
             )
         planes = x.reshape(-1, self.height, self.width)
-        coefficients = torch.cat([self._transform(part) for part in planes.split(_CHUNK)])
+        coefficients = torch.cat([self._transform(part) for part in torch.split(planes, _CHUNK)])
         return coefficients.reshape(len(x), -1, *coefficients.shape[2:])
 
     def _transform(self, planes: Tensor) -> Tensor:
