@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +10,12 @@ from torch.nn.functional import cross_entropy
 
 from securesgd.clipping.engine import ClippingEngine
 from securesgd.errors import InvalidInputError
+from securesgd.models.layer_graph import layer_graph
 from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.scattering import Scattering
+from securesgd.run import load_run
+from tests.command_line import run_here
 from tests.models.record_kymatio import PLACES, RECORD, SHAPES, image
 
 SIZES = [(8, 8), (28, 28), (32, 32), (29, 30)]
@@ -145,6 +149,28 @@ def test_under_noise_it_is_certifiable_and_clipped_on_the_fast_path(name: str) -
             expected[key] += factor * gradient
     for key, gradient in clipped.gradients.items():
         torch.testing.assert_close(gradient.float(), expected[key], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_trained_certified_attacked_and_reported_by_the_commands(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = {"steps": 2, "batch_size": 40, "micro_batch": 20, "norm": "l2", "unit": 0.5, "redistribution": "uniform"}
+    options = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    for words in (
+        ("train", "--dataset", "digits", "--method", "secure-sgd", "--network", "scatter-linear", *options, "--out"),
+        ("certify", "--draws", "100", "--examples", "3"),
+        ("attack", "--attack", "fgsm", "--norm", "l2", "--budget", "0.3", "--examples", "2"),
+        ("report",),
+    ):
+        done = run_here(*words, folder)
+        assert done.returncode == 0, done.stderr
+    assert (folder / "report.html").exists()
+    assert load_run(folder).model.network[1][0].height == 8
+
+
+def test_interval_bounds_refuse_it_by_name() -> None:
+    with pytest.raises(InvalidInputError, match=r"Scattering.* no sound interval bound"):
+        layer_graph(network("scatter-linear", (1, 8, 8), 3), (1, 8, 8))
 
 
 def test_wrong_shapes_are_refused() -> None:
