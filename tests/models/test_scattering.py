@@ -111,7 +111,7 @@ def jacobian_norm(transform: Scattering, x: Tensor) -> float:
 def test_gradients_are_right_and_finite_at_a_blank_image() -> None:
     transform = Scattering(8, 9).double()
     x = torch.rand(2, 1, 8, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    assert torch.autograd.gradcheck(transform, x)
+    assert torch.autograd.gradcheck(transform, x, fast_mode=True)
     blank = torch.zeros(1, 1, 28, 28, requires_grad=True)
     (gradient,) = torch.autograd.grad(Scattering(28, 28)(blank).sum(), blank)
     assert bool(torch.isfinite(gradient).all())
