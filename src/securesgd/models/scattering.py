@@ -7,7 +7,7 @@ small head on them is what a private budget can train (Tramèr and Boneh 2021, "
 Better Features"). Noise comes before the transform, so every certificate of a noisy input holds as it is.
 
 The transform is that of kymatio 0.3.0 (Andreux et al. 2020) up to rounding and its π = 3.1415. It is written anew since
-it takes a quarter of the time here: 0.35 ms of one core instead of 1.3 ms for 28×28 pixels, 1.4 ms instead of 5.8 ms for
+it takes a quarter of the time here: 0.35 ms of a core instead of 1.3 ms for 28×28 pixels, 1.4 ms instead of 5.8 ms for
 3×32×32, which is most of a training step. What makes the difference: filtering and subsampling are one product per
 quarter of the spectrum, all angles at once; averages are two small products of matrices and no Fourier transforms.
 """
