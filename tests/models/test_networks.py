@@ -8,7 +8,15 @@ from securesgd.models.networks import NETWORKS, network
 
 @pytest.mark.parametrize(
     ("name", "shape", "parameters"),
-    [("mnist-cnn", (1, 28, 28), 857_738), ("cifar-cnn", (3, 32, 32), 2_284_170), ("tanh-cnn", (1, 28, 28), 26_010)],
+    [
+        ("mnist-cnn", (1, 28, 28), 857_738),
+        ("cifar-cnn", (3, 32, 32), 2_284_170),
+        ("tanh-cnn", (1, 28, 28), 26_010),
+        ("scatter-linear", (1, 28, 28), 39_700),
+        ("scatter-linear", (3, 32, 32), 155_530),
+        ("scatter-cnn", (1, 28, 28), 19_210),
+        ("scatter-cnn", (3, 32, 32), 187_210),
+    ],
 )
 def test_shapes_and_sizes(name: str, shape: tuple[int, int, int], parameters: int) -> None:
     model = network(name, shape, 10)
@@ -39,12 +47,12 @@ def test_a_linear_network_has_no_hidden_layer() -> None:
     assert network("linear", (30,), 2)(torch.zeros(4, 30)).shape == (4, 2)
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "linear"])
+@pytest.mark.parametrize("name", [name for name in NETWORKS if not name.endswith("linear")])
 def test_the_last_hidden_layer_has_the_width_asked_for(name: str) -> None:
     widths = [m.out_features for m in network(name, (1, 28, 28), 10, hidden=25) if isinstance(m, nn.Linear)]
     assert widths == [25, 10]
     own = [m.out_features for m in network(name, (1, 28, 28), 10) if isinstance(m, nn.Linear)]
-    expected = {"cifar-cnn": [256, 10], "mnist-cnn": [256, 10], "interval-cnn": [10]}
+    expected = {"cifar-cnn": [256, 10], "mnist-cnn": [256, 10], "interval-cnn": [10], "scatter-cnn": [10]}
     assert own == expected.get(name, [32, 10])
 
 

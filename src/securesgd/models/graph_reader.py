@@ -16,6 +16,7 @@ from torch.nn import functional
 from securesgd.errors import InvalidInputError
 from securesgd.models.noise_layer import GaussianNoise, NoisyLayer, Scale
 from securesgd.models.operations import Kind, LayerGraph, Operation
+from securesgd.models.scattering import Scattering
 
 # Not decreasing, by the module's class and by function; True where no rounding happens.
 _MODULES: dict[type[nn.Module], tuple[str, bool]] = {
@@ -48,7 +49,7 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         of_torch = type(m).__module__.startswith("torch.nn.modules") and not isinstance(m, nn.Sequential)
-        return isinstance(m, NoisyLayer) or of_torch
+        return isinstance(m, NoisyLayer | Scattering) or of_torch
 
     def create_node(self, *arguments: Any, **keywords: Any) -> fx.Node:
         """Note a call. Raises: InvalidInputError inside an autocast, which leaves no other trace."""

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from securesgd.errors import InvalidInputError, nearest
+from securesgd.models.scattering import Scattering
 from securesgd.runtime.import_path import is_import_path, load_function
 
 InputShape = tuple[int, int, int]
@@ -116,6 +117,45 @@ def interval_cnn(input_shape: InputShape, classes: int, hidden: int = 0) -> nn.S
     return _with_head(body, input_shape, hidden, classes, nn.ReLU)
 
 
+def scatter_linear(input_shape: InputShape, classes: int, hidden: int = 0) -> nn.Sequential:
+    """Return one linear layer on the scattering coefficients of the image: strong features that cost no privacy."""
+    if hidden:
+        raise InvalidInputError(f"hidden is {hidden}, but the network scatter-linear has no hidden layer; leave it out")
+    return _with_head(_scattering(input_shape), input_shape, 0, classes, nn.Tanh)
+
+
+def scatter_cnn(input_shape: InputShape, classes: int, hidden: int = 0) -> nn.Sequential:
+    """Return two 3×3 tanh convolutions and a linear layer on the scattering coefficients of the image.
+
+    16 and 32 maps for one colour, 64 and 64 for more, with 2×2 max pooling between them.
+    """
+    channels = 81 * input_shape[0]
+    first, second = (16, 32) if input_shape[0] == 1 else (64, 64)
+    return _with_head(
+        [
+            *_scattering(input_shape),
+            nn.Conv2d(channels, first, 3, padding=1),
+            nn.Tanh(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(first, second, 3, padding=1),
+            nn.Tanh(),
+        ],
+        input_shape,
+        hidden,
+        classes,
+        nn.Tanh,
+    )
+
+
+def _scattering(input_shape: InputShape) -> list[nn.Module]:
+    """Return the layers before a head: the transform, then mean 0 and variance 1 in each third of an order's angles.
+
+    The groups of 3 channels per colour are normalised for every image by itself; nothing is learned from data.
+    """
+    colours, height, width = input_shape
+    return [Scattering(height, width), nn.GroupNorm(27, 81 * colours, affine=False)]
+
+
 def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 32) -> nn.Sequential:
     """Return one hidden layer of ReLU units on the flattened input: for tables, whose inputs are vectors."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
@@ -153,6 +193,8 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,
     "mlp": mlp,
     "mnist-cnn": mnist_cnn,
+    "scatter-cnn": scatter_cnn,
+    "scatter-linear": scatter_linear,
     "tanh-cnn": tanh_cnn,
 }
 
