@@ -88,7 +88,11 @@ class Randomness:
         follow it in the batch. So on the CPU the whole state is set from the key, not 32 bits of it.
         """
         stream = self.stream(purpose, position)
-        torch.manual_seed(int(stream.words(1)[0] >> np.uint64(1)))
+        seed = int(stream.words(1)[0] >> np.uint64(1))
+        if torch.accelerator.is_available():
+            torch.manual_seed(seed)
+        else:  # the same, without the notes for devices that may come later: a tenth of a small network's step
+            torch.default_generator.manual_seed(seed)
         state = torch.get_rng_state()
         words = state.numpy()[: _STATE_WORDS.stop * 8].view(np.uint64)[_STATE_WORDS]
         if _state_is_mersenne_twister():
