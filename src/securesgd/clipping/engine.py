@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from securesgd.clipping.fast_path import FastPath
 from securesgd.clipping.hooks import require_no_hooks, trainable_units
+from securesgd.clipping.micro_batch import FEWEST, examples_at_once
 from securesgd.clipping.passes import Passes, replica
 from securesgd.clipping.rules.forms import MOST_EXAMPLES, FastPathError, Scratch, rounding_slack
 from securesgd.clipping.rules.generic import generic_gradients
@@ -128,6 +129,7 @@ class ClippingEngine:
         self._fast_path_verified = False  # against a backward pass, on synthetic examples
         self._channels_last = True
         self._scratch: defaultdict[str, Scratch] = defaultdict(Scratch)
+        self._fitting: dict[tuple[object, ...], int | None] = {}  # examples at once, by the shape of a row
 
     @property
     def sensitivity(self) -> float:
@@ -149,7 +151,8 @@ class ClippingEngine:
             loss: maps (outputs, targets) to one loss per row, shape [rows].
             copies: how often each example goes through the model. Its gradient is the average over the copies,
                 clipped after averaging; a model with noise or dropout draws afresh for each copy.
-            micro_batch: how many examples to hold in memory at once; None for all. It changes memory, not the result.
+            micro_batch: how many examples to hold in memory at once; None for as many as `micro_batch.py` finds fit. It
+                changes memory and time, not the result beyond the order of additions.
 
         Raises:
             InvalidInputError: shapes do not fit, the batch has more than 2^18 examples, products are not computed in
@@ -164,7 +167,7 @@ class ClippingEngine:
         total: dict[str, Tensor] = {}
         squares = [torch.zeros(0, dtype=torch.float64, device=example.device)]
         losses = [torch.zeros(0, dtype=example.dtype, device=example.device)]
-        step = micro_batch or max(1, len(batch))
+        step = micro_batch or self._examples_at_once(batch)
         self._calls += 1 if len(batch) else 0
         if len(batch) and is_due(self._calls):
             self._check_separation(
@@ -196,6 +199,32 @@ class ClippingEngine:
         if micro_batch is not None and micro_batch < 1:
             raise InvalidInputError(f"micro_batch is {micro_batch}: it must be at least 1, or None")
         require_full_precision(inputs.device.type)
+
+    def _examples_at_once(self, batch: _Batch) -> int:
+        """Return into pieces of how many examples a batch is cut: nearly equal ones that fit (`micro_batch.py`)."""
+        count = len(batch)
+        if count <= FEWEST:
+            return max(1, count)
+        key = (batch.inputs.shape[1:], batch.inputs.dtype, batch.copies, self.model.training)
+        if key not in self._fitting:
+            self._fitting[key] = self._measure_pass(batch)
+        fitting = self._fitting[key] or count
+        return math.ceil(count / math.ceil(count / fitting))
+
+    def _measure_pass(self, batch: _Batch) -> int | None:
+        """Return how many examples fit, from a pass over two synthetic ones on a copy; None if it fails."""
+        few = batch.take(slice(0, 2))
+        inputs, targets = synthetic_examples(few.inputs, few.targets)
+        rows, targets = self._rows(replace(few, inputs=inputs, targets=targets))
+        model, before = replica(self.model), RandomState.capture(self.model, numpy_and_python=True)
+        buffers = BufferState.capture(self.model)
+        try:
+            return examples_at_once(lambda: batch.loss(model(rows), targets), 2, model.parameters())
+        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
+            return None  # the model does not accept synthetic examples
+        finally:
+            before.restore()
+            buffers.restore()
 
     def _clip_factors(self, squares: Tensor, losses: Tensor) -> Tensor:
         """Return min(1, C / norm) for each squared norm, float64; 0 where norm or loss is not finite."""
