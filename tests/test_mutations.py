@@ -72,6 +72,10 @@ MUTATIONS = {
     "replaced forward not looked at": ("clipping/units.py", 'if "forward" in vars(module):', "if False:", "clipping/test_model_hooks.py -k first_step"),
     "hooks after accumulation accepted": ("clipping/validate_model.py", "if parameter._post_accumulate_grad_hooks:", "if False:", "clipping/test_model_hooks.py -k accumulation"),
     "fast path not held against a backward pass": ("clipping/fast_path.py", "if not gap <= tolerance * scale:", "if False:", "clipping/test_model_hooks.py -k nothing_shows"),
+    "copies for the rows not tried": ("clipping/engine.py", "tried = by_row or any(", "tried = any(", "clipping/test_row_parameters.py -k never_tried"),
+    "copies for the rows seen for one shape only": ("clipping/fast_path.py", "list(rows.shape[1:])", "0", "clipping/test_row_parameters.py -k another_shape"),
+    "attention without the gradient of its keys": ("clipping/rules/attention.py", "g if i == place else", "g if i == place != 1 else", "clipping/test_composites.py -k examples"),
+    "hidden states a step too late": ("clipping/rules/recurrent.py", "torch.cat([start[0].unsqueeze(1), states[:, :-1]], dim=1)", "states", "clipping/test_composites.py -k lstm"),
     "buffers move with every pass": ("clipping/engine.py", "                buffers.restore()\n                outputs", "                outputs", "clipping/test_exotic_modules.py -k counts_passes"),
     # noise, sampling and the loop
     "noise reused at every step": ("runtime/randomness.py", 'child(f"{purpose} {step}")', 'child(f"{purpose}")', "runtime/test_randomness.py"),

@@ -261,6 +261,7 @@ FAST: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "frozen": (frozen, lambda: vectors(12)),
     "called twice": (Twice, lambda: vectors(12)),
     "tied": (Tied, tokens),
+    "position table": (lambda: Position(9), tokens),
     "recurrent": (lambda: nn.Sequential(nn.LSTM(5, 6, batch_first=True), Last()), lambda: sequences(4, 5)),
     "attention": (
         lambda: nn.Sequential(nn.TransformerEncoderLayer(6, 2, 9, dropout=0.0, batch_first=True), nn.Linear(6, 4),
@@ -269,7 +270,6 @@ FAST: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 
 SLOW: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], str]] = {
     "borrowed parameter": (Borrower, lambda: vectors(12), "used outside the module"),
-    "position table": (lambda: Position(9), tokens, "first dimension"),
     "position table as long as the batch": (lambda: Position(7), lambda: tokens(7), "do not belong"),
     "time first": (TimeFirst, lambda: sequences(9, 5), "first dimension"),
     "time first, as long as the batch": (TimeFirst, lambda: sequences(7, 5), "do not belong"),

@@ -190,6 +190,48 @@ def test_inputs_of_another_shape_are_checked_again() -> None:
         assert distance(result.gradients, expected) <= 1e-9 * norm(expected)
 
 
+def places(use: Callable[[Any, Tensor], Tensor]) -> Callable[[], nn.Module]:
+    return net(lambda m, x: m.out(torch.tanh(m.a(x) + use(m, torch.arange(x.shape[1]))).mean(dim=1)),
+               a=linear(), b=lambda: nn.Embedding(9, WIDTH), out=LAST)  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [2, 3])
+def test_a_table_of_positions_is_one_for_all_rows_whatever_the_batch(first: int) -> None:
+    """Also when a batch has as many rows as there are positions, which is seen on its own."""
+    torch.manual_seed(0)
+    model = places(lambda m, t: m.b(t) * torch.sigmoid(m.b(t.unsqueeze(0))))().double()
+    engine = ClippingEngine(model, 0.5)
+    for count in (first, STEPS, BATCH, STEPS):
+        inputs, targets = sequences(STEPS, WIDTH, count), torch.randint(4, (count,))
+        expected, _ = reference(model, inputs, targets, 0.5)
+        result = engine.clipped_sum(inputs, targets, cross_entropy)
+        assert engine.slow_reason is None
+        assert distance(result.gradients, expected) <= 1e-9 * norm(expected)
+
+
+@pytest.mark.filterwarnings("ignore:clipping runs")
+@pytest.mark.parametrize("count", [STEPS, BATCH])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda m, t: m.b(t).sum(dim=0),
+        lambda m, t: m.b(t)[0],
+        lambda m, t: m.b(t) / m.b(t).detach().norm(),
+        lambda m, t: m.b(t).roll(1, dims=0),
+        lambda m, t: m.b(t[0]),
+    ],
+    ids=["sum", "first", "norm", "rolled", "scalar"],
+)
+def test_a_table_used_in_other_ways_is_noticed(use: Callable[[Any, Tensor], Tensor], count: int) -> None:
+    torch.manual_seed(0)
+    model, inputs, targets = places(use)().double(), sequences(STEPS, WIDTH, count), torch.randint(4, (count,))
+    expected, _ = reference(model, inputs, targets, 0.5)
+    engine = ClippingEngine(model, 0.5)
+    for _ in range(2):
+        result = engine.clipped_sum(inputs, targets, cross_entropy)
+        assert distance(result.gradients, expected) <= 1e-9 * norm(expected)
+
+
 class Patches(nn.Module):
     """A small vision transformer: patches, a class token, positions, attention."""
 

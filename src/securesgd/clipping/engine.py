@@ -32,9 +32,9 @@ from securesgd.clipping.batch import Batch
 from securesgd.clipping.fast_path import FastPath
 from securesgd.clipping.micro_batch import FEWEST, examples_at_once
 from securesgd.clipping.passes import Passes, replica
+from securesgd.clipping.rules.embedding import embedding_gradients
 from securesgd.clipping.rules.forms import MOST_EXAMPLES, FastPathError, Scratch, rounding_slack
 from securesgd.clipping.rules.generic import generic_gradients
-from securesgd.clipping.rules.parts import row_parameter_gradients
 from securesgd.clipping.separation import Evidence, check_separation, is_due, synthetic_examples
 from securesgd.clipping.slow_path import Loss, clip_slow
 from securesgd.clipping.units import require_no_hooks, trainable_units
@@ -123,6 +123,7 @@ class ClippingEngine:
         self._fast_path_verified = False  # against a backward pass, on synthetic examples
         self._channels_last = True
         self._row_parameters = True  # a container's own parameters are handed out as one copy for each row
+        self._tables: set[str] = set()  # embeddings that were seen to be tables for all rows
         self._scratch: defaultdict[str, Scratch] = defaultdict(Scratch)
         self._fitting: dict[tuple[object, ...], int | None] = {}  # examples at once, by the shape of a row
 
@@ -288,7 +289,7 @@ class ClippingEngine:
             self._channels_last = False
             return True
         units = trainable_units(self.model) if fast_path and self._row_parameters else []
-        if not any(unit.rule is row_parameter_gradients for unit in units):
+        if not any(unit.by_row or unit.rule is embedding_gradients for unit in units):
             return False
         self._row_parameters = self._fast_path_verified = False
         return True
@@ -340,7 +341,8 @@ class ClippingEngine:
         if not self._separate_units and rows.is_floating_point():
             rows = rows.detach().requires_grad_()  # so that the first pass sees examples mixed before any layer
         trainable = {id(p): name for name, p in batch.parameters.items()}
-        path = FastPath(units, trainable, len(batch), batch.copies, self._scratch, synthetic=evidence is not None)
+        tables = frozenset(self._tables) if self._row_parameters else None
+        path = FastPath(units, trainable, len(batch), batch.copies, self._scratch, evidence is not None, tables)
         try:
             return self._clip_with_hooks(path, batch, rows, targets, evidence)
         finally:
@@ -352,18 +354,17 @@ class ClippingEngine:
         """Return the result of `_clip_fast` from the calls that the hooks of `path` record."""
         values = path.forward(self.model, rows, lambda outputs: batch.loss(outputs, targets))
         losses = values.detach().view(-1, batch.copies).mean(dim=1)
-        # The copies of a row parameter have another shape than the parameter: other inputs may use them differently.
-        shape = f" for inputs of shape {list(rows.shape[1:])}"
-        by_row = {call.unit.name for call in path.used if call.unit.rule is row_parameter_gradients}
-        names = {call.unit.name + (shape if call.unit.name in by_row else "") for call in path.used}
+        names = path.names(rows)
+        by_row = {call.unit.name for call in path.used if call.unit.by_row}
         if not names <= self._separate_units:
             path.check_separate(values, rows)
-            if self._checked_call != self._calls:  # a layer that was not used before
+            if self._checked_call != self._calls:  # a layer that was not used before, or not for such inputs
                 self._check_separation(batch)
                 if self.slow_reason is not None or (by_row and not self._row_parameters):
                     raise FastPathError(self.slow_reason or f"{by_row} are not used by each row alone")
             self._separate_units |= names
-        tried = any(call.unit.rule in (generic_gradients, row_parameter_gradients) for call in path.used)
+            self._tables |= by_row
+        tried = by_row or any(call.unit.rule is generic_gradients for call in path.used)
         if evidence is None and tried and not self._fast_path_verified:
             raise FastPathError("a layer without a rule of its own could not be tried on synthetic examples")
         squares = path.squared_norms(values, rows)

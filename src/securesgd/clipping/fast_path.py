@@ -33,6 +33,7 @@ class FastPath:
     copies: int
     scratch: defaultdict[str, Scratch]  # by unit; outlives the pass
     synthetic: bool = False  # the rows are not data
+    tables: frozenset[str] | None = frozenset()  # see `LayerHooks`
     used: list[Call] = field(default_factory=list)
     _hooks: LayerHooks | None = None
     _uses: Counter[str] = field(default_factory=Counter)
@@ -48,13 +49,23 @@ class FastPath:
         Raises:
             FastPathError: the recorded calls do not hold the whole gradient.
         """
-        self._hooks = LayerHooks(self.units, len(rows), self._receive)
+        self._hooks = LayerHooks(self.units, len(rows), self._receive, self.tables)
         with self._hooks:
             losses = loss(model(rows))
         if losses.requires_grad:
             self.used = parameter_uses(losses, self._hooks.calls, self.trainable)
         self._uses = Counter(name for call in self.used for name in call.unit.parameters.values())
         return losses
+
+    def names(self, rows: Tensor) -> set[str]:
+        """Return under which names the used units count as separate, once they were seen to be.
+
+        Copies for the rows have another shape than what they are copies of, so that other inputs may use them
+        differently: each shape of inputs is seen on its own.
+        """
+        own = {call.unit.name for call in self.used if not call.unit.by_row}
+        shapes = {call.unit.name: list(rows.shape[1:]) for call in self.used if call.unit.by_row}
+        return own | {f"{name} for inputs of shape {shape}" for name, shape in shapes.items()}
 
     def check_separate(self, losses: Tensor, rows: Tensor) -> None:
         """Return if no loss in a random half of the examples has a gradient at the other half's rows, and the reverse.

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from securesgd.clipping.rules.embedding import embedding_gradients
 from securesgd.clipping.rules.forms import FastPathError
 from securesgd.clipping.rules.generic import generic_gradients
 from securesgd.clipping.rules.input_gradient import with_fast_input_gradient
@@ -59,6 +60,7 @@ class LayerHooks:
     units: list[Unit]
     rows: int
     receive: Callable[[Call, Tensor], None]
+    tables: frozenset[str] | None = frozenset()  # names of embeddings known to be tables; None if none may be
     calls: list[Call] = field(default_factory=list)
     _pending: list[tuple[Unit, tuple[Any, ...], dict[str, Any], tuple[int, ...], tuple[Node, ...], bool]] = field(
         default_factory=list
@@ -124,6 +126,9 @@ class LayerHooks:
     def _after(self, unit: Unit) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
         def hook(module: nn.Module, _: tuple[Any, ...], output: Any) -> Any:
             started, args, kwargs, versions, nodes, first = self._pending.pop()
+            if started is unit and not kwargs and self._is_table(unit, args, output):
+                tokens, copies = (one_copy_per_row(x, self.rows) for x in (args[0], output))
+                return self._record(unit.as_table(len(args[0]) == self.rows), (tokens,), copies)
             reason = self._objection(started, args, kwargs, output)
             if started is not unit or reason:
                 raise FastPathError(f"module {unit.name!r}: {reason or 'calls overlap'}")
@@ -140,6 +145,13 @@ class LayerHooks:
         self._gradient_handles.append(handle)
         call.output_hooks = cast(dict[int, Any], output._backward_hooks)
         return output
+
+    def _is_table(self, unit: Unit, args: tuple[Any, ...], output: Any) -> bool:
+        """Return whether a call of an embedding is for all rows at once, as that of positions 0, 1, 2, … is."""
+        if unit.rule is not embedding_gradients or self.tables is None or not args or not isinstance(args[0], Tensor):
+            return False
+        known = not self.tables.isdisjoint({unit.as_table(False).name, unit.as_table(True).name})
+        return bool(output.requires_grad) and args[0].dim() > 0 and (len(args[0]) != self.rows or known)
 
     def _record(self, unit: Unit, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Return `output`, recorded as that of a call of a part of a module."""

@@ -8,7 +8,7 @@ container of layers uses itself (both `rules.parts`).
 __all__ = ["Unit", "require_no_hooks", "trainable_units"]
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -25,7 +25,8 @@ from securesgd.models.interval_network import IntervalNetwork
 class Unit:
     """A module with trainable parameters of its own; `parameters` maps its names to the model's names.
 
-    `part` and `composite` are given where the unit is a linear map inside the module.
+    `part` and `composite` are given where the unit is a linear map inside the module. `by_row` says that rows of the
+    batch get copies of what is one parameter, or one table, in the model.
     """
 
     name: str
@@ -35,6 +36,12 @@ class Unit:
     parameters: dict[str, str]
     part: str | None = None
     composite: Composite | None = None
+    by_row: bool = False
+
+    def as_table(self, as_long_as_batch: bool = False) -> "Unit":
+        """Return the unit of an embedding whose output all rows share."""
+        length = " as long as the batch" if as_long_as_batch else ""
+        return replace(self, name=f"{self.name} as a table{length}", by_row=True)
 
 
 def trainable_units(model: nn.Module, row_parameters: bool = True) -> list[Unit]:
@@ -60,7 +67,14 @@ def trainable_units(model: nn.Module, row_parameters: bool = True) -> list[Unit]
             units.extend(_parts(module, path, composite, trainable))
         elif row_parameters and own and _is_container(module):
             units.extend(
-                Unit(f"{path}.{name}".lstrip("."), module, row_parameter_gradients, None, {name: trainable[name]})
+                Unit(
+                    f"{path}.{name}".lstrip("."),
+                    module,
+                    row_parameter_gradients,
+                    None,
+                    {name: trainable[name]},
+                    by_row=True,
+                )
                 for name in own
             )
             visit_children(module, path)
