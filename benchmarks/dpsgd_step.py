@@ -13,7 +13,8 @@ median_ms and spread_ms (distance between the quartiles) are over `n` turns of `
 ratio_to_sgd is the median over turns of this contender's time divided by plain SGD's in the same turn, ratio_to_ibp by
 that of a step with interval bounds and without privacy;
 peak_rss_mb is the most memory the process ever held, interpreter and libraries included (start_rss_mb before the
-first step). Plain SGD runs in both memory formats first and keeps the faster one.
+first step). Plain SGD runs in both memory formats first and keeps the faster one. Opacus gets its own layers in the
+place of attention and LSTM; where it cannot run a network, its row says so (`failed`) and has no times.
 """
 
 import argparse
@@ -33,6 +34,10 @@ NETS = {
     "mnist": ("mnist-cnn", (1, 28, 28)),
     "cifar": ("cifar-cnn", (3, 32, 32)),
     "interval": ("interval-cnn", (1, 28, 28)),
+    "resnet": ("resnet", (3, 32, 32)),
+    "vit": ("vit", (3, 32, 32)),
+    "transformer": ("transformer", (64,)),  # words
+    "lstm": ("lstm", (64,)),
 }
 CONTENDERS = ("sgd", "ours", "opacus-ghost", "opacus-hooks", "ibp", "dp-ibp")
 STEPS_PER_TURN = 4  # timed, after one that is not
@@ -42,6 +47,7 @@ NOISE_MULTIPLIER, MAX_GRAD_NORM, LEARNING_RATE = 1.0, 1.0, 0.05
 def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
     """Return a function that does one training step on fixed random data."""
     import torch
+    from step_networks import NETWORKS
     from torch import nn
     from torch.nn import functional
 
@@ -50,8 +56,14 @@ def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
 
     torch.manual_seed(0)
     name, shape = NETS[net]
-    model: nn.Module = network(name, shape, 10)
-    inputs, targets = torch.rand(batch, *shape), torch.randint(10, (batch,))
+
+    def fresh() -> nn.Module:
+        return NETWORKS[name]() if name in NETWORKS else network(name, shape, 10)
+
+    model = fresh()
+    is_text = len(shape) == 1
+    inputs = torch.randint(1000, (batch, *shape)) if is_text else torch.rand(batch, *shape)
+    targets = torch.randint(10, (batch,))
     generator = torch.Generator().manual_seed(0)
 
     def optimizer_of(model: nn.Module) -> torch.optim.SGD:
@@ -60,8 +72,8 @@ def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
     if contender == "sgd":
 
         def formatted(memory_format: torch.memory_format) -> Callable[[], None]:
-            net = network(name, shape, 10).to(memory_format=memory_format)
-            images = inputs.contiguous(memory_format=memory_format)
+            net = fresh().to(memory_format=memory_format)
+            images = inputs if is_text else inputs.contiguous(memory_format=memory_format)
             optimizer = optimizer_of(net)
 
             def step() -> None:
@@ -112,7 +124,9 @@ def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
         return ours
 
     from opacus import PrivacyEngine
+    from opacus.validators import ModuleValidator
 
+    model = ModuleValidator.fix(model).train()  # puts its own layers in the place of attention and LSTM
     ghost = contender == "opacus-ghost"
     made = PrivacyEngine().make_private(
         module=model,
@@ -161,6 +175,14 @@ def serve(contender: str, net: str, batch: int, threads: int) -> None:
     torch.rand(8, 8) @ torch.rand(8, 8)
     start = rss_mb(peak=False)
     step = make_step(contender, net, batch)
+    try:
+        step()
+    except (NotImplementedError, RuntimeError) as error:
+        if not contender.startswith("opacus"):
+            raise
+        print(json.dumps({"failed": str(error).splitlines()[0]}), flush=True)  # it has no rule for this network
+        return
+    print("{}", flush=True)
     for line in sys.stdin:
         if line.strip() == "end":
             break
@@ -198,24 +220,27 @@ def compete(
         for c in contenders
     }
 
-    def answer(contender: str, request: str) -> str:
+    def answer(contender: str, request: str | None) -> str:
         process = processes[contender]
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(request + "\n")
-        process.stdin.flush()
+        if request is not None:
+            process.stdin.write(request + "\n")
+            process.stdin.flush()
         line = process.stdout.readline()
         if not line:
             raise RuntimeError(f"{contender} on {net} at batch {batch} failed")
         return line
 
+    started = {c: json.loads(answer(c, None)) for c in contenders}
+    rows = [{"net": net, "batch": batch, "contender": c, **failure} for c, failure in started.items() if failure]
+    contenders = [c for c in contenders if not started[c]]
     seconds: dict[str, list[float]] = {c: [] for c in contenders}
     for turn in range(warmup + repeats):
         for contender in contenders:
             took = float(answer(contender, "step"))
             if turn >= warmup:
                 seconds[contender].append(took)
-    rows = []
     for contender in contenders:
         memory = json.loads(answer(contender, "end"))
         processes[contender].wait()

@@ -188,6 +188,13 @@ class Mean(nn.Module):
         return x.mean(dim=1)
 
 
+class Last(nn.Module):
+    """The last state of a recurrent layer."""
+
+    def forward(self, x: tuple[Tensor, object]) -> Tensor:
+        return x[0][:, -1]
+
+
 FAST: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "mlp": (lambda: nn.Sequential(nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 4)), lambda: vectors(12)),
     "mlp in place": (lambda: nn.Sequential(nn.Linear(12, 9), nn.ReLU(True), nn.Linear(9, 4)), lambda: vectors(12)),
@@ -254,24 +261,16 @@ FAST: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "frozen": (frozen, lambda: vectors(12)),
     "called twice": (Twice, lambda: vectors(12)),
     "tied": (Tied, tokens),
+    "position table": (lambda: Position(9), tokens),
+    "recurrent": (lambda: nn.Sequential(nn.LSTM(5, 6, batch_first=True), Last()), lambda: sequences(4, 5)),
+    "attention": (
+        lambda: nn.Sequential(nn.TransformerEncoderLayer(6, 2, 9, dropout=0.0, batch_first=True), nn.Linear(6, 4),
+                              Mean()), lambda: sequences(5, 6)),
 }  # fmt: skip
 
 SLOW: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], str]] = {
     "borrowed parameter": (Borrower, lambda: vectors(12), "used outside the module"),
-    "position table": (lambda: Position(9), tokens, "first dimension"),
     "position table as long as the batch": (lambda: Position(7), lambda: tokens(7), "do not belong"),
     "time first": (TimeFirst, lambda: sequences(9, 5), "first dimension"),
     "time first, as long as the batch": (TimeFirst, lambda: sequences(7, 5), "do not belong"),
-    "recurrent": (
-        lambda: nn.Sequential(nn.LSTM(5, 6, batch_first=True), Last()),
-        lambda: sequences(4, 5),
-        "one tensor",
-    ),
 }
-
-
-class Last(nn.Module):
-    """The last state of a recurrent layer."""
-
-    def forward(self, x: tuple[Tensor, object]) -> Tensor:
-        return x[0][:, -1]

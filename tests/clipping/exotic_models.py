@@ -43,7 +43,7 @@ def linear(a: int = 12, b: int = 12) -> Callable[[], nn.Module]:
 
 
 def values(*shape: int) -> Callable[[], Tensor]:
-    return lambda: torch.randn(*shape)
+    return lambda: torch.randn(shape)
 
 
 def short_sequences() -> Tensor:

@@ -163,7 +163,11 @@ def hooked():
             lambda: NoisyNetwork(
                 nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), (1, 5, 5), place="first-layer"
             ),
-            "padding",
+            "padding_mode='circular'; valid: 'zeros'",
+        ),
+        (
+            lambda: NoisyNetwork(nn.Conv2d(1, 2, (3, 4), padding="same"), (1, 5, 5), place="first-layer"),
+            "valid: an odd kernel size, or padding in numbers",
         ),
         (lambda: NoisyNetwork(nn.Linear(4, 2), (5,), place="first-layer"), r"does not take inputs of shape \[5\]"),
         (lambda: NoisyNetwork(nn.Linear(5, 2), (3, 5), place="first-layer"), "does not get the whole input"),
@@ -175,6 +179,18 @@ def test_what_cannot_carry_a_certificate_is_refused(build, message):
     with pytest.raises(InvalidInputError, match=message) as caught:
         build()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dilation", [1, (2, 3)])
+def test_same_padding_of_the_first_layer_is_the_padding_in_numbers(dilation):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(2, 3, (5, 3), padding="same", dilation=dilation).double()
+    x = torch.rand(4, 2, 8, 7, dtype=torch.float64)
+    expected = layer(x)
+    model = NoisyNetwork(nn.Sequential(layer, nn.Flatten(), nn.Linear(168, 4).double()), (2, 8, 7), place="first-layer")
+    assert torch.equal(model.noisy.clean(x), expected)
+    linear = (expected - layer.bias[:, None, None]).flatten(1).detach().numpy()
+    np.testing.assert_allclose(model.linear_map().apply(x.flatten(1).T.numpy()).T, linear, atol=1e-12)
 
 
 def test_flatten_before_linear_is_fine_and_the_papers_network_too():

@@ -28,20 +28,33 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from securesgd.clipping.batch import Batch
 from securesgd.clipping.fast_path import FastPath
-from securesgd.clipping.hooks import require_no_hooks, trainable_units
 from securesgd.clipping.losses import Loss, loss_code, per_example, row_losses, runs_model
+from securesgd.clipping.micro_batch import FEWEST, examples_at_once
 from securesgd.clipping.passes import Passes, replica
+from securesgd.clipping.rules.embedding import embedding_gradients
 from securesgd.clipping.rules.forms import MOST_EXAMPLES, FastPathError, Scratch, rounding_slack
 from securesgd.clipping.rules.generic import generic_gradients
 from securesgd.clipping.separation import Evidence, check_separation, is_due, synthetic_examples
 from securesgd.clipping.slow_path import clip_slow
+from securesgd.clipping.units import require_no_hooks, trainable_units
 from securesgd.clipping.validate_model import check_model
 from securesgd.errors import InvalidInputError
 from securesgd.runtime.machine import require_full_precision
 from securesgd.runtime.random_state import BufferState, RandomState
 
 SMALLEST_NORM = 1e-10
+ERRORS = (
+    FastPathError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 LARGEST_NORM = 1e30  # so that no sum of clipped gradients overflows
 Sums = tuple[dict[str, Tensor], Tensor, Tensor]
 """Clipped sums by parameter, squared norms and losses by example."""
@@ -65,24 +78,6 @@ class ClippedSum:
     norms: Tensor
     losses: Tensor
     skipped: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Examples on the model's device, with all that their gradients depend on besides the model."""
-
-    parameters: dict[str, nn.Parameter]
-    inputs: Tensor
-    targets: Tensor
-    loss: Loss
-    copies: int
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def take(self, examples: slice) -> "_Batch":
-        """Return the batch of some of the examples."""
-        return replace(self, inputs=self.inputs[examples], targets=self.targets[examples])
 
 
 class ClippingEngine:
@@ -129,7 +124,10 @@ class ClippingEngine:
         self._losses: set[object] = set()  # the code of the losses that were seen
         self._fast_path_verified = False  # against a backward pass, on synthetic examples
         self._channels_last = True
+        self._row_parameters = True  # a container's own parameters are handed out as one copy for each row
+        self._tables: set[str] = set()  # embeddings that were seen to be tables for all rows
         self._scratch: defaultdict[str, Scratch] = defaultdict(Scratch)
+        self._fitting: dict[tuple[object, ...], int | None] = {}  # examples at once, by the shape of a row
 
     @property
     def sensitivity(self) -> float:
@@ -152,7 +150,8 @@ class ClippingEngine:
                 the model itself and the examples are run one by one. One with new code is checked as in a first call.
             copies: how often each example goes through the model. Its gradient is the average over the copies,
                 clipped after averaging; a model with noise or dropout draws afresh for each copy.
-            micro_batch: how many examples to hold in memory at once; None for all. It changes memory, not the result.
+            micro_batch: how many examples to hold in memory at once; None for as many as `micro_batch.py` finds fit. It
+                changes memory and time, not the result beyond the order of additions.
 
         Raises:
             InvalidInputError: shapes do not fit, the batch has more than 2^18 examples, products are not computed in
@@ -163,11 +162,11 @@ class ClippingEngine:
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         example = next(iter(parameters.values()))
         inputs, targets = inputs.detach().to(example.device), targets.detach().to(example.device)
-        batch = _Batch(parameters, inputs, targets, per_example(loss), copies)
+        batch = Batch(parameters, inputs, targets, per_example(loss), copies)
         total: dict[str, Tensor] = {}
         squares = [torch.zeros(0, dtype=torch.float64, device=example.device)]
         losses = [torch.zeros(0, dtype=example.dtype, device=example.device)]
-        step = micro_batch or max(1, len(batch))
+        step = micro_batch or self._examples_at_once(batch)
         self._calls += 1 if len(batch) else 0
         if len(batch) and (self._is_new(loss) or is_due(self._calls)):
             self._check_separation(
@@ -213,12 +212,38 @@ class ClippingEngine:
             warnings.warn("clipping runs the examples one by one: the loss runs the model itself", stacklevel=4)
         return True
 
+    def _examples_at_once(self, batch: Batch) -> int:
+        """Return into pieces of how many examples a batch is cut: nearly equal ones that fit (`micro_batch.py`)."""
+        count = len(batch)
+        if count <= FEWEST:
+            return max(1, count)
+        key = (batch.inputs.shape[1:], batch.inputs.dtype, batch.copies, self.model.training)
+        if key not in self._fitting:
+            self._fitting[key] = self._measure_pass(batch)
+        fitting = self._fitting[key] or count
+        return math.ceil(count / math.ceil(count / fitting))
+
+    def _measure_pass(self, batch: Batch) -> int | None:
+        """Return how many examples fit, from a pass over two synthetic ones on a copy; None if it fails."""
+        few = batch.take(slice(0, 2))
+        inputs, targets = synthetic_examples(few.inputs, few.targets)
+        rows, targets = self._rows(replace(few, inputs=inputs, targets=targets))
+        model, before = replica(self.model), RandomState.capture(self.model, numpy_and_python=True)
+        buffers = BufferState.capture(self.model)
+        try:
+            return examples_at_once(lambda: row_losses(batch.loss, model, rows, targets), 2, model.parameters())
+        except ERRORS:
+            return None  # the model does not accept synthetic examples
+        finally:
+            before.restore()
+            buffers.restore()
+
     def _clip_factors(self, squares: Tensor, losses: Tensor) -> Tensor:
         """Return min(1, C / norm) for each squared norm, float64; 0 where norm or loss is not finite."""
         factors = (self.max_grad_norm / squares.sqrt()).clamp(max=1.0)
         return torch.where(squares.isfinite() & losses.isfinite(), factors, 0.0)
 
-    def _check_separation(self, batch: _Batch) -> None:
+    def _check_separation(self, batch: Batch) -> None:
         """Return if the examples are separate; if only the slow path is sound, take it from now on.
 
         Raises:
@@ -233,28 +258,28 @@ class ClippingEngine:
             )
         thorough, self._checked_call = self._checked_call == 0, self._calls
 
-        def check(batch: _Batch, synthetic: bool) -> Evidence | None:
+        def check(batch: Batch, synthetic: bool) -> Evidence | None:
             rows, targets = self._rows(batch)
             before = RandomState.capture(self.model, numpy_and_python=True)
             passes = Passes(self.model, batch.parameters, rows, targets, batch.loss, batch.copies, before)
             return check_separation(passes, thorough=thorough, synthetic=synthetic)
 
         try:
-            self._retry_with_contiguous_images(lambda: check(batch, False))
+            self._retry(lambda: check(batch, False))
             inputs, targets = synthetic_examples(batch.inputs, batch.targets)
             synthetic = replace(batch, inputs=inputs, targets=targets)
             try:
-                evidence = self._retry_with_contiguous_images(lambda: check(synthetic, True))
-            except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
-                if isinstance(error, InvalidInputError):
+                evidence = self._retry(lambda: check(synthetic, True))
+            except ERRORS as error:
+                if isinstance(error, InvalidInputError | FastPathError):
                     raise
                 return  # the model does not accept synthetic examples
             if self.slow_reason is None and evidence is not None and not runs_model(batch.loss):
-                self._retry_with_contiguous_images(lambda: self._verify_fast_path(synthetic, evidence))
+                self._retry(lambda: self._verify_fast_path(synthetic, evidence), fast_path=True)
         except FastPathError as reason:
             self._take_slow_path(reason)
 
-    def _verify_fast_path(self, batch: _Batch, evidence: Evidence) -> None:
+    def _verify_fast_path(self, batch: Batch, evidence: Evidence) -> None:
         """Return if the fast path gives for these examples what an ordinary backward pass gave. Leaves no trace."""
         twin, before = copy.copy(self), RandomState.capture(self.model, numpy_and_python=True)
         twin.model, twin._separate_units = replica(self.model), set()
@@ -265,37 +290,37 @@ class ClippingEngine:
             before.restore()
         self._fast_path_verified = True
 
-    def _retry_with_contiguous_images(self, action: Callable[[], T]) -> T:
-        """Return what `action` returns; once more with contiguous images if the model calls .view on one."""
+    def _retry(self, action: Callable[[], T], fast_path: bool = False) -> T:
+        """Return what `action` returns; once more, with more care, where an error may come from how it was run."""
         while True:
             try:
                 return action()
-            except RuntimeError as error:
-                if not self._needs_contiguous_images(error):
+            except ERRORS as error:
+                if not self._takes_more_care(error, fast_path):
                     raise
+
+    def _takes_more_care(self, error: Exception, fast_path: bool) -> bool:
+        """Return whether the next try is run in another way: with contiguous images, or without row parameters."""
+        if self._channels_last and "view size is not compatible" in str(error):
+            self._channels_last = False
+            return True
+        units = trainable_units(self.model) if fast_path and self._row_parameters else []
+        if not any(unit.by_row or unit.rule is embedding_gradients for unit in units):
+            return False
+        self._row_parameters = self._fast_path_verified = False
+        return True
 
     def _take_slow_path(self, reason: FastPathError) -> None:
         if self.slow_reason is None:
             self.slow_reason = str(reason)
             warnings.warn(f"clipping runs the examples one by one: {reason}", stacklevel=5)
 
-    def _needs_contiguous_images(self, error: RuntimeError) -> bool:
-        """Return whether `error` came from .view on an image; if so, images are kept contiguous from now on."""
-        was, fits = self._channels_last, "view size is not compatible" in str(error)
-        self._channels_last = was and not fits
-        return was and fits
+    def _rows(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the rows of inputs and targets in the layout that runs fastest."""
+        units = trainable_units(self.model, self._row_parameters) if self._channels_last else []
+        return batch.rows(channels_last=any(type(unit.module) is nn.Conv2d for unit in units))
 
-    def _rows(self, batch: _Batch) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets with every example `copies` times in a row, in the layout that runs fastest."""
-        rows, targets = batch.inputs, batch.targets
-        if batch.copies > 1:
-            rows, targets = (t.repeat_interleave(batch.copies, dim=0) for t in (rows, targets))
-        is_image = self._channels_last and rows.dim() == 4
-        if is_image and any(type(unit.module) is nn.Conv2d for unit in trainable_units(self.model)):
-            rows = torch.empty_like(rows, memory_format=torch.channels_last).copy_(rows)
-        return rows, targets
-
-    def _clip(self, batch: _Batch) -> Sums:
+    def _clip(self, batch: Batch) -> Sums:
         """Return the sums of one micro-batch by the fast path or, where that is not possible, by the slow one."""
         with torch.enable_grad():
             buffers = BufferState.capture(self.model)
@@ -303,11 +328,11 @@ class ClippingEngine:
                 before = RandomState.capture(self.model, numpy_and_python=self._checked_call == self._calls)
                 try:
                     return self._clip_fast(batch)
-                except FastPathError as reason:
-                    self._take_slow_path(reason)
-                except RuntimeError as error:
-                    if not self._needs_contiguous_images(error):
-                        raise
+                except ERRORS as error:
+                    if not self._takes_more_care(error, fast_path=True):
+                        if not isinstance(error, FastPathError):
+                            raise
+                        self._take_slow_path(error)
                 before.restore()
                 buffers.restore()
 
@@ -317,40 +342,43 @@ class ClippingEngine:
 
             return clip_slow(losses_of, batch.parameters, batch.inputs, batch.targets, batch.copies, self._clip_factors)
 
-    def _clip_fast(self, batch: _Batch, evidence: Evidence | None = None) -> Sums:
+    def _clip_fast(self, batch: Batch, evidence: Evidence | None = None) -> Sums:
         """Return the sums from one forward and one backward pass; compare them with `evidence`, if given.
 
         Raises:
             FastPathError: the result cannot be proven, or is not that of the evidence.
         """
-        units = trainable_units(self.model)
+        units = trainable_units(self.model, self._row_parameters)
         require_no_hooks(units)
         rows, targets = self._rows(batch)
         if not self._separate_units and rows.is_floating_point():
             rows = rows.detach().requires_grad_()  # so that the first pass sees examples mixed before any layer
         trainable = {id(p): name for name, p in batch.parameters.items()}
-        path = FastPath(units, trainable, len(batch), batch.copies, self._scratch, synthetic=evidence is not None)
+        tables = frozenset(self._tables) if self._row_parameters else None
+        path = FastPath(units, trainable, len(batch), batch.copies, self._scratch, evidence is not None, tables)
         try:
             return self._clip_with_hooks(path, batch, rows, targets, evidence)
         finally:
             path.release()
 
     def _clip_with_hooks(
-        self, path: FastPath, batch: _Batch, rows: Tensor, targets: Tensor, evidence: Evidence | None
+        self, path: FastPath, batch: Batch, rows: Tensor, targets: Tensor, evidence: Evidence | None
     ) -> Sums:
         """Return the result of `_clip_fast` from the calls that the hooks of `path` record."""
         values = path.forward(self.model, rows, lambda outputs: batch.loss(outputs, targets))
         losses = values.detach().view(-1, batch.copies).mean(dim=1)
-        names = {call.unit.name for call in path.used}
+        names = path.names(rows)
+        by_row = {call.unit.name for call in path.used if call.unit.by_row}
         if not names <= self._separate_units:
             path.check_separate(values, rows)
-            if self._checked_call != self._calls:  # a layer that was not used before
+            if self._checked_call != self._calls:  # a layer that was not used before, or not for such inputs
                 self._check_separation(batch)
-                if self.slow_reason is not None:
-                    raise FastPathError(self.slow_reason)
+                if self.slow_reason is not None or (by_row and not self._row_parameters):
+                    raise FastPathError(self.slow_reason or f"{by_row} are not used by each row alone")
             self._separate_units |= names
-        generic = any(call.unit.rule is generic_gradients for call in path.used)
-        if evidence is None and generic and not self._fast_path_verified:
+            self._tables |= by_row
+        tried = by_row or any(call.unit.rule is generic_gradients for call in path.used)
+        if evidence is None and tried and not self._fast_path_verified:
             raise FastPathError("a layer without a rule of its own could not be tried on synthetic examples")
         squares = path.squared_norms(values, rows)
         if evidence is not None:

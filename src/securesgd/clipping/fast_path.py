@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.checkpoint import CheckpointError
 
-from securesgd.clipping.hooks import Call, LayerHooks, Unit, parameter_uses
+from securesgd.clipping.hooks import Call, LayerHooks, parameter_uses
 from securesgd.clipping.rules.forms import ExampleGradient, FastPathError, Kept, LayerCall, Scratch
+from securesgd.clipping.units import Unit
 from securesgd.errors import InvalidInputError
 
 
@@ -31,6 +33,7 @@ class FastPath:
     copies: int
     scratch: defaultdict[str, Scratch]  # by unit; outlives the pass
     synthetic: bool = False  # the rows are not data
+    tables: frozenset[str] | None = frozenset()  # see `LayerHooks`
     used: list[Call] = field(default_factory=list)
     _hooks: LayerHooks | None = None
     _uses: Counter[str] = field(default_factory=Counter)
@@ -46,13 +49,23 @@ class FastPath:
         Raises:
             FastPathError: the recorded calls do not hold the whole gradient.
         """
-        self._hooks = LayerHooks(self.units, len(rows), self._receive)
+        self._hooks = LayerHooks(self.units, len(rows), self._receive, self.tables)
         with self._hooks:
             losses = loss(model(rows))
         if losses.requires_grad:
             self.used = parameter_uses(losses, self._hooks.calls, self.trainable)
         self._uses = Counter(name for call in self.used for name in call.unit.parameters.values())
         return losses
+
+    def names(self, rows: Tensor) -> set[str]:
+        """Return under which names the used units count as separate, once they were seen to be.
+
+        Copies for the rows have another shape than what they are copies of, so that other inputs may use them
+        differently: each shape of inputs is seen on its own.
+        """
+        own = {call.unit.name for call in self.used if not call.unit.by_row}
+        shapes = {call.unit.name: list(rows.shape[1:]) for call in self.used if call.unit.by_row}
+        return own | {f"{name} for inputs of shape {shape}" for name, shape in shapes.items()}
 
     def check_separate(self, losses: Tensor, rows: Tensor) -> None:
         """Return if no loss in a random half of the examples has a gradient at the other half's rows, and the reverse.
@@ -70,9 +83,7 @@ class FastPath:
         for half in (first, ~first):
             own = half.repeat_interleave(self.copies).to(losses.device)
             self._foreign_rows = ~own
-            of_rows, *_ = torch.autograd.grad(
-                losses[own].sum(), self._sources(rows), retain_graph=True, allow_unused=True
-            )
+            of_rows, *_ = self._backward(losses, own.to(losses.dtype), rows, retain_graph=True)
             self._foreign_rows = None
             if rows.requires_grad and of_rows is not None and _any(of_rows[~own]):
                 raise InvalidInputError(
@@ -112,7 +123,7 @@ class FastPath:
         if not self.used:
             return squares
         average = torch.full_like(losses, 1 / self.copies)
-        torch.autograd.grad(losses, self._sources(rows), average, allow_unused=True)
+        self._backward(losses, average, rows)
         if self._received != len(self.used):
             raise FastPathError("the backward pass did not reach every layer")
         self._gradients += [(name, Kept.from_gradients(gradients)) for name, gradients in self._shared.items()]
@@ -140,6 +151,17 @@ class FastPath:
         self._hooks = None
         self.used.clear()
         self._gradients.clear()
+
+    def _backward(
+        self, losses: Tensor, weights: Tensor, rows: Tensor, retain_graph: bool = False
+    ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of sum_i weights[i] · loss_i where the backward pass ends; hooks see those between."""
+        try:
+            return torch.autograd.grad(
+                losses, self._sources(rows), weights, retain_graph=retain_graph, allow_unused=True
+            )
+        except CheckpointError as error:  # it runs the layers again, without the code that records their maps
+            raise FastPathError("a checkpoint holds a layer that is run by code of its own in the fast path") from error
 
     def _sources(self, rows: Tensor) -> list[GradientEdge]:
         """Return where the backward pass ends: at the rows if they have a gradient, and at the first layers."""

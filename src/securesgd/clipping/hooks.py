@@ -1,41 +1,33 @@
 """Hooks that record the inputs and output gradients of each layer, and a proof that these hold the whole gradient.
 
-A *unit* is a module that owns trainable parameters itself; a unit of a type without a fast rule includes everything
-below it. Hooks record every call of a unit: its input now, the gradient of its output during the backward pass.
+Hooks record every call of a unit (`units`): its input now, the gradient of its output during the backward pass.
+Where a unit is a part of a module, its module is made to tell: a layer of several linear maps runs by code that records
+each of them, and a parameter of a container is handed out as one copy for each row.
+
 `parameter_uses` then walks autograd's own graph and checks that every path from the losses to a trainable parameter
 enters through the output of a recorded call of the unit that owns it. Everything else that a model may do (parameters
 used by a foreign module, outputs bypassed by in-place changes, calls without gradient) fails that check. So do the
 user's own hooks on a unit, its output or its parameters: they change what a layer computes, or its gradient.
 """
 
-__all__ = ["Call", "LayerHooks", "Unit", "parameter_uses", "require_no_hooks", "trainable_units"]
+__all__ = ["Call", "LayerHooks", "parameter_uses"]
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.nn.modules import module as torch_module
 
+from securesgd.clipping.rules.embedding import embedding_gradients
 from securesgd.clipping.rules.forms import FastPathError
 from securesgd.clipping.rules.generic import generic_gradients
 from securesgd.clipping.rules.input_gradient import with_fast_input_gradient
-from securesgd.clipping.rules.table import Rule, rule_for
-from securesgd.models.interval_network import IntervalNetwork
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Unit:
-    """A module with trainable parameters of its own; `parameters` maps its names to the model's names."""
-
-    name: str
-    module: nn.Module
-    rule: Rule
-    input_dims: int | None
-    parameters: dict[str, str]
+from securesgd.clipping.rules.parts import Record, one_copy_per_row, row_parameter_gradients
+from securesgd.clipping.units import Unit
 
 
 @dataclass(slots=True, eq=False)
@@ -58,60 +50,6 @@ class Call:
         return self.inputs
 
 
-def trainable_units(model: nn.Module) -> list[Unit]:
-    """Return the units of `model`, each module once; with them the layers that take boxes and share its parameters."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    units: list[Unit] = []
-    seen: set[int] = set()
-
-    def visit(module: nn.Module, path: str) -> None:
-        if id(module) in seen:
-            return
-        seen.add(id(module))
-        own = [p for p in module._parameters.values() if p is not None and p.requires_grad]
-        if own or hasattr(module, "parametrizations"):
-            scripted = isinstance(module, torch.jit.ScriptModule)
-            rule, dims = (generic_gradients, None) if scripted else rule_for(module)
-            trainable = {
-                name: names[id(p)] for name, p in module.named_parameters() if p.requires_grad and id(p) in names
-            }
-            if trainable:
-                units.append(Unit(path or "the model", module, rule, dims, trainable))
-            return
-        for name, child in module.named_children():
-            visit(child, f"{path}.{name}" if path else name)
-
-    visit(model, "")
-    for module in model.modules():
-        if isinstance(module, IntervalNetwork):
-            for name, layer in module.box_layers.items():
-                visit(layer, name)
-    return units
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def require_no_hooks(units: list[Unit]) -> None:
-    """Return if the class of a unit alone decides what it computes, and autograd alone its gradient.
-
-    Raises:
-        FastPathError: a unit, a module inside one or all modules have hooks, an instance has a `forward` of its own,
-            or a parameter has a hook. In the slow path, hooks see what they would see in `backward` for that example.
-    """
-    if any(getattr(torch_module, "_global" + kind) for kind in _HOOKS):
-        raise FastPathError("hooks for all modules are registered (torch.nn.modules.module)")
-    for unit in units:
-        for module in unit.module.modules() if unit.rule is generic_gradients else [unit.module]:
-            if any(getattr(module, kind) for kind in _HOOKS):
-                raise FastPathError(f"module {unit.name!r} has hooks")
-            if "forward" in vars(module):
-                raise FastPathError(f"module {unit.name!r} has a forward of its own instead of its class's")
-        for name in unit.parameters:
-            if unit.module.get_parameter(name)._backward_hooks:
-                raise FastPathError(f"parameter {unit.parameters[name]!r} has a hook on its gradient")
-
-
 @dataclass(slots=True)
 class LayerHooks:
     """Context manager that registers hooks on the units; while it is open, their calls are recorded in `calls`.
@@ -122,24 +60,51 @@ class LayerHooks:
     units: list[Unit]
     rows: int
     receive: Callable[[Call, Tensor], None]
+    tables: frozenset[str] | None = frozenset()  # names of embeddings known to be tables; None if none may be
     calls: list[Call] = field(default_factory=list)
     _pending: list[tuple[Unit, tuple[Any, ...], dict[str, Any], tuple[int, ...], tuple[Node, ...], bool]] = field(
         default_factory=list
     )
     _handles: list[Any] = field(default_factory=list)
+    _replaced: list[tuple[nn.Module, str]] = field(default_factory=list)  # attributes that hide those of the module
     _gradient_handles: list[Any] = field(default_factory=list)
 
     def __enter__(self) -> "LayerHooks":
-        for unit in self.units:
-            self._handles.append(unit.module.register_forward_pre_hook(self._before(unit), with_kwargs=True))
-            self._handles.append(unit.module.register_forward_hook(self._after(unit), always_call=False))
+        try:
+            self._enter()
+        except BaseException:
+            self._leave()
+            raise
         return self
+
+    def _enter(self) -> None:
+        for unit in self.units:
+            if unit.rule is row_parameter_gradients:
+                (name,) = unit.parameters
+                copies = one_copy_per_row(unit.module.get_parameter(name), self.rows)
+                self._hide(unit.module, name, self._record(unit, (), copies))
+            elif unit.composite is not None:
+                forward = partial(unit.composite.forward, unit.module, self._recorder(unit.module))
+                self._hide(unit.module, "forward", forward)
+            else:
+                self._handles.append(unit.module.register_forward_pre_hook(self._before(unit), with_kwargs=True))
+                self._handles.append(unit.module.register_forward_hook(self._after(unit), always_call=False))
+
+    def _hide(self, module: nn.Module, name: str, value: Any) -> None:
+        """Let an attribute of `module` have this value until the context ends."""
+        vars(module)[name] = value
+        self._replaced.append((module, name))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
         for handle in self._handles:
             handle.remove()
+        for module, name in self._replaced:
+            vars(module).pop(name, None)
 
     def release(self) -> None:
         """Drop all calls. Autograd's graph holds the hooks and the calls hold the graph: only this breaks the cycle."""
@@ -161,18 +126,53 @@ class LayerHooks:
     def _after(self, unit: Unit) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
         def hook(module: nn.Module, _: tuple[Any, ...], output: Any) -> Any:
             started, args, kwargs, versions, nodes, first = self._pending.pop()
+            if started is unit and not kwargs and self._is_table(unit, args, output):
+                tokens, copies = (one_copy_per_row(x, self.rows) for x in (args[0], output))
+                return self._record(unit.as_table(len(args[0]) == self.rows), (tokens,), copies)
             reason = self._objection(started, args, kwargs, output)
             if started is not unit or reason:
                 raise FastPathError(f"module {unit.name!r}: {reason or 'calls overlap'}")
             output = with_fast_input_gradient(module, args[0], output)
             copy = output.detach().clone() if unit.rule is generic_gradients else None
-            call = Call(unit, args, versions, nodes, copy, get_gradient_edge(output), first, {})
-            self.calls.append(call)
-            self._gradient_handles.append(output.register_hook(lambda gradient: self.receive(call, gradient)))
-            call.output_hooks = output._backward_hooks
-            return output
+            return self._add(Call(unit, args, versions, nodes, copy, get_gradient_edge(output), first, {}), output)
 
         return hook
+
+    def _add(self, call: Call, output: Tensor) -> Tensor:
+        """Return the output of a new call, which will be told its gradient."""
+        self.calls.append(call)
+        handle = output.register_hook(lambda gradient: self.receive(call, gradient))  # type: ignore[no-untyped-call]
+        self._gradient_handles.append(handle)
+        call.output_hooks = cast(dict[int, Any], output._backward_hooks)
+        return output
+
+    def _is_table(self, unit: Unit, args: tuple[Any, ...], output: Any) -> bool:
+        """Return whether a call of an embedding is for all rows at once, as that of positions 0, 1, 2, … is."""
+        if unit.rule is not embedding_gradients or self.tables is None or not args or not isinstance(args[0], Tensor):
+            return False
+        known = not self.tables.isdisjoint({unit.as_table(False).name, unit.as_table(True).name})
+        return bool(output.requires_grad) and args[0].dim() > 0 and (len(args[0]) != self.rows or known)
+
+    def _record(self, unit: Unit, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """Return `output`, recorded as that of a call of a part of a module."""
+        nodes = tuple(get_gradient_edge(x).node for x in inputs if x.requires_grad)
+        versions = tuple(x._version for x in inputs)
+        return self._add(Call(unit, inputs, versions, nodes, None, get_gradient_edge(output), not nodes, {}), output)
+
+    def _recorder(self, module: nn.Module) -> Record:
+        """Return what records the calls of the linear maps inside `module`; of those without a unit there are none."""
+        parts = {unit.part: unit for unit in self.units if unit.module is module}
+
+        def record(part: str, x: Tensor, output: Tensor) -> Tensor:
+            unit = parts.get(part)
+            if unit is None:
+                return output
+            reason = self._objection(unit, (x,), {}, output)
+            if reason:
+                raise FastPathError(f"module {unit.name!r}: {reason}")
+            return self._record(unit, (x,), output)
+
+        return record
 
     def _objection(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> str | None:
         """Return why the fast path cannot use a call, or None."""

@@ -252,8 +252,8 @@ def _first_layer(network: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
             "valid: Linear or Conv2d first, or noise at the input (place='input')"
         )
     assert isinstance(first, nn.Linear | nn.Conv2d)
-    if isinstance(first, nn.Conv2d) and (first.padding_mode != "zeros" or first.padding == "same"):
-        raise InvalidInputError(f"the first layer {first} must have padding in numbers, with padding_mode='zeros'")
+    if isinstance(first, nn.Conv2d):
+        _write_padding_in_numbers(first)
     width = first.in_features if isinstance(first, nn.Linear) else math.prod(input_shape)
     if width != math.prod(input_shape) or not torch.equal(received.flatten(1), x.flatten(1)):
         # A normalisation in between would be outside the certificate: radii would be in other units than promised.
@@ -262,6 +262,25 @@ def _first_layer(network: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
             "into its weights, or put the noise at the input (place='input')"
         )
     return first
+
+
+def _write_padding_in_numbers(layer: nn.Conv2d) -> None:
+    """Replace padding="same" by the numbers it stands for: the layer computes the same, and W₁ can be read from it.
+
+    Raises:
+        InvalidInputError: the padding is not of zeros, or is not the same on both sides.
+    """
+    if layer.padding_mode != "zeros":
+        raise InvalidInputError(f"the first layer {layer} has padding_mode={layer.padding_mode!r}; valid: 'zeros'")
+    if layer.padding != "same":
+        return
+    total = [dilation * (size - 1) for dilation, size in zip(layer.dilation, layer.kernel_size, strict=True)]
+    if any(n % 2 for n in total):
+        raise InvalidInputError(
+            f"the first layer {layer} pads one side by one pixel more than the other, as padding='same' does for an "
+            "even kernel size; valid: an odd kernel size, or padding in numbers"
+        )
+    layer.padding = (total[0] // 2, total[1] // 2)
 
 
 def _replace_layer(network: nn.Module, layer: nn.Module, substitute: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Per-example gradients of `nn.Linear`, on vectors and on sequences.
+"""Per-example gradients of `nn.Linear` and of linear maps inside other layers, on vectors and on sequences.
 
 With inputs a_t and output gradients g_t the weight gradient of one example is sum_t g_t a_tᵀ. Its squared norm is
 |g|²|a|² for a single vector, and sum_{t,s} (g_t·g_s)(a_t·a_s) for a sequence: no gradient needs to exist.
@@ -27,26 +27,29 @@ CHUNK_ELEMENTS = 2**19  # float32: 2 MB, so that a chunk of Gram matrices or gra
 HUGE = 2.0**40  # norm of an input above which a power of two is moved: what vanishes below 2^-126 stays below 2^-86
 
 
-def linear_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
-    """Return the per-example gradients of a `Linear` layer's wanted parameters."""
+def linear_gradients(call: LayerCall, weight: str = "weight", bias: str = "bias") -> dict[str, ExampleGradient]:
+    """Return the per-example gradients of the wanted parameters of a linear map, which the layer calls by these names.
+
+    The gradient of an example is the sum over its copies and positions.
+    """
     a = call.input.reshape(call.examples, -1, call.input.shape[-1])
     g = call.output_gradient.reshape(call.examples, -1, call.output_gradient.shape[-1])
     gradients: dict[str, ExampleGradient] = {}
-    if "bias" in call.wanted:
-        gradients["bias"] = Kept.from_gradients(g.sum(dim=1))
-    if "weight" in call.wanted:
-        gradients["weight"] = _weight_gradient(call, a, g)
+    if bias in call.wanted:
+        gradients[bias] = Kept.from_gradients(g.sum(dim=1))
+    if weight in call.wanted:
+        gradients[weight] = _weight_gradient(call, weight, a, g)
     return gradients
 
 
-def _weight_gradient(call: LayerCall, a: Tensor, g: Tensor) -> ExampleGradient:
+def _weight_gradient(call: LayerCall, name: str, a: Tensor, g: Tensor) -> ExampleGradient:
     length, size = a.shape[1], a.shape[2] * g.shape[2]
-    if "weight" in call.keep:
+    if name in call.keep:
         return Kept.from_gradients(torch.bmm(g.transpose(1, 2), a))
     if length == 1:
         return _vector_gradient(a.squeeze(1), g.squeeze(1))
     gram_cost = length * length * (a.shape[2] + g.shape[2])
-    if call.may_keep("weight") and KEEPING * size < gram_cost:
+    if call.may_keep(name) and KEEPING * size < gram_cost:
         return Kept.from_gradients(torch.bmm(g.transpose(1, 2), a))
     squares = _gram_squares(a, g) if gram_cost < length * size else product_squares(a, g)
 

@@ -1,14 +1,14 @@
 """Which rule computes the per-example gradients of which layer."""
 
-__all__ = ["Rule", "rule_for"]
+__all__ = ["composite_for", "rule_for"]
 
 from collections.abc import Callable
 
 from torch import nn
 
+from securesgd.clipping.rules.attention import attention_parts
 from securesgd.clipping.rules.convolution import convolution_gradients
 from securesgd.clipping.rules.embedding import embedding_gradients
-from securesgd.clipping.rules.forms import ExampleGradient, LayerCall
 from securesgd.clipping.rules.generic import generic_gradients
 from securesgd.clipping.rules.interval import (
     interval_convolution_gradients,
@@ -17,10 +17,10 @@ from securesgd.clipping.rules.interval import (
 )
 from securesgd.clipping.rules.linear import linear_gradients
 from securesgd.clipping.rules.normalisation import group_norm_gradients, layer_norm_gradients, scale_gradients
+from securesgd.clipping.rules.parts import Composite, Rule
+from securesgd.clipping.rules.recurrent import recurrent_parts
 from securesgd.models.interval_network import IntervalConvolution, IntervalLinear, IntervalMargins
 from securesgd.models.noise_layer import Scale
-
-Rule = Callable[[LayerCall], dict[str, ExampleGradient]]
 
 FAST_RULES: dict[type[nn.Module], tuple[Rule, int | None]] = {  # layer: rule, dimensions its input must have
     IntervalConvolution: (interval_convolution_gradients, 5),
@@ -32,6 +32,12 @@ FAST_RULES: dict[type[nn.Module], tuple[Rule, int | None]] = {  # layer: rule, d
     nn.LayerNorm: (layer_norm_gradients, None),
     nn.Linear: (linear_gradients, None),
     Scale: (scale_gradients, None),
+}
+COMPOSITES: dict[type[nn.Module], Callable[[nn.Module], Composite | None]] = {
+    nn.GRU: recurrent_parts,
+    nn.LSTM: recurrent_parts,
+    nn.MultiheadAttention: attention_parts,
+    nn.RNN: recurrent_parts,
 }
 _NAMES: dict[type[nn.Module], set[str]] = {Scale: {"values"}}
 
@@ -47,3 +53,9 @@ def rule_for(module: nn.Module) -> tuple[Rule, int | None]:
     if type(module) in FAST_RULES and own:
         return FAST_RULES[type(module)]
     return generic_gradients, None
+
+
+def composite_for(module: nn.Module) -> Composite | None:
+    """Return the linear maps that `module` is made of; None if it is not one of the layers known to be, or odd."""
+    parts = COMPOSITES.get(type(module))
+    return parts(module) if parts else None
