@@ -30,8 +30,9 @@ NOT_MEASURED = {
         "0.348": "a published scale", "6.71": "a published scale", "72.6": "a published scale",
         "812.5": "a published sensitivity", "0.3": "a budget",
     },
+    "docs/audit.md": {"0.256": "a setting", "1.02": "a setting", "5.2": "a theorem"},
 }  # fmt: skip
-MEASURED = ("README.md", "docs/results.md", "docs/speed.md", "docs/adlm.md")
+MEASURED = ("README.md", "docs/results.md", "docs/speed.md", "docs/adlm.md", "docs/audit.md")
 
 
 def sections(document):
