@@ -11,7 +11,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from securesgd.audit.record import audit_in_words, audit_summary
 from securesgd.cli.app import Network, app, parse_settings
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError
@@ -93,6 +92,8 @@ def _expected(name: str) -> bool:
 
 def _print_audit(record: dict[str, Any]) -> None:
     """Print a line for each bound, and the verdict."""
+    from securesgd.audit.record import audit_in_words, audit_summary
+
     table = Table(box=SIMPLE_HEAD, collapse_padding=True)
     for name in ("attacker", "theorem", "canaries", "guesses", "right", "epsilon >="):
         table.add_column(name, justify="left" if name in ("attacker", "theorem") else "right")
