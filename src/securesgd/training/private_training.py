@@ -46,8 +46,8 @@ class PrivateTraining:
     """A run of DP-SGD whose loop is the caller's: `for batch in t.batches(): t.step(batch, loss)`, then `t.finish()`.
 
     Guarantee and assumptions are those of `training.loop.train`, which is such a loop. With `loss` None, `step` gets a
-    loss each time and the batches may be altered (`Batch.replace`); what a step was asked, and its sums, are then recorded,
-    and a step that is run again after a crash is refused if they are others. In such a loop nothing but `step` may
+    loss each time and the batches may be altered (`Batch.replace`); what a step was asked and gave is then recorded,
+    and one that is run again after a crash is refused if that is something else. In such a loop nothing but `step` may
     change the model, its optimizer or its scheduler.
     Raises: as `train`; InvalidInputError also for misuse of the object.
     """
