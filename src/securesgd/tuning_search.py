@@ -5,6 +5,7 @@ __all__ = ["TUNABLE", "Candidate", "Score", "candidates", "search_event", "valid
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -118,8 +119,9 @@ class Score:
 def validation_score(config: RunConfig, loaded: LoadedData, validate_on: str | None, score_noise: float) -> Score:
     """Return the score on a public data set (`validate_on`), or on the held-out examples with noise.
 
-    Raises: InvalidInputError if there are neither or both, if the public examples do not fit or are the run's own test
-    set, or if the split into training and held-out examples would depend on a number that is not public.
+    Raises: InvalidInputError if there are neither or both, if the public examples do not fit, are the run's own test
+    set or are read from where the private ones are, or if the split into training and held-out examples would depend on
+    a number that is not public.
     """
     noise = validate_positive("score_noise", score_noise)
     if (validate_on is None) == (loaded.holdout_inputs is None):
@@ -148,7 +150,21 @@ def validation_score(config: RunConfig, loaded: LoadedData, validate_on: str | N
             f"validate_on {validate_on} has the test examples of the run, whose accuracy would then be that of a "
             "choice by it; valid: other public examples"
         )
+    if _is_same_source(validate_on, config.dataset):
+        raise InvalidInputError(
+            f"validate_on {validate_on} is where the private examples of {config.dataset} are read from; valid: other "
+            "public examples, or holdout > 0 without validate_on"
+        )
     return score
+
+
+def _is_same_source(one: str, other: str) -> bool:
+    """Return whether two names of data are one, or paths of which one is in the other: no look at the examples."""
+    paths = [Path(name).expanduser().resolve() for name in (one, other)]
+    return one == other or (
+        all(path.exists() for path in paths)
+        and (paths[0] in (paths[1], *paths[1].parents) or paths[1] in paths[0].parents)
+    )
 
 
 def search_event(

@@ -1,13 +1,15 @@
 """What the steps of a loop of the user's own were asked, so that none is asked something else when it is run again."""
 
-__all__ = ["AskedSteps", "asked_digest"]
+__all__ = ["AskedSteps", "asked_digest", "sums_digest"]
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from securesgd.clipping.losses import Loss
 from securesgd.errors import DamagedFileError, InvalidInputError
@@ -18,13 +20,15 @@ from securesgd.training.code_fingerprint import describe_code
 
 
 class AskedSteps:
-    """What the steps of a loop of the user's own were asked: inputs, targets and loss of each, as a chain of digests.
+    """What the steps of a loop of the user's own were asked, and the clipped sums they gave, as a chain of digests.
 
-    Sample and noise of a step are functions of the run's key. Asked something else under the same noise, the difference
-    of two results would have no noise in it. So the noise of a step is bound to the chain (`randomness`), and a step
-    that is run again after a crash must be asked the same: otherwise it would be a release that the ledger does not
-    count. What steps after the last checkpoint were asked is on disk before they are computed. The digests are keyed
-    with the secret of the run: they tell a reader nothing.
+    Sample and noise of a step are functions of the run's key. With other sums under the same noise, the difference of
+    two results would have no noise in it. So the noise of a step is bound to the chain (`randomness`), and a step that
+    is run again after a crash must be asked the same and give the same sums, to the last bit: otherwise it would be a
+    release that the ledger does not count. The sums count for what no look at the code of a loss can see: a table it
+    reads, a teacher, an attribute of the model, the weights that a projection has left. What steps after the last
+    checkpoint were asked is on disk before they are released. The digests are keyed with the secret of the run: they
+    tell a reader nothing.
     """
 
     def __init__(self, path: Path, randomness: Randomness, step: int, chain: str) -> None:
@@ -38,13 +42,14 @@ class AskedSteps:
             self._digests = {number: digest for number, digest in stored.items() if int(number) >= step}
 
     def record(self, step: int, asked: str) -> None:
-        """Write what step `step` is asked. Raises: InvalidInputError if it was asked something else before."""
+        """Write what step `step` is asked and gives. Raises: InvalidInputError if it was something else before."""
         chain = self._randomness.name(f"{self.chain} {asked}")
         before = self._digests.get(str(step))
         if before not in (None, chain):
             raise InvalidInputError(
-                f"step {step + 1} was run before with other inputs, targets or another loss, and is paid for once; "
-                "valid: the same ones, or finish() without another step"
+                f"step {step + 1} was run before with other inputs, targets or another loss, or gave other sums, and "
+                "is paid for once; valid: the same ones with the same code, on as many threads, or finish() without "
+                "another step"
             )
         self.chain = chain
         if before is None:
@@ -59,7 +64,18 @@ class AskedSteps:
 def asked_digest(batch: Batch, loss: Loss) -> str:
     """Return a digest of the numbers in the batch and of the code of the loss, as far as Python shows it."""
     digest = hashlib.sha256(repr(describe_code(loss)).encode())
-    for tensor in (batch.inputs, batch.targets):
+    _add_tensors(digest, (batch.inputs, batch.targets))
+    return digest.hexdigest()
+
+
+def sums_digest(sums: Iterable[Tensor]) -> str:
+    """Return a digest of the clipped sums of a step, before noise: **private**, so only for keyed digests."""
+    digest = hashlib.sha256()
+    _add_tensors(digest, sums)
+    return digest.hexdigest()
+
+
+def _add_tensors(digest: Any, tensors: Iterable[Tensor]) -> None:
+    for tensor in tensors:
         digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -5,7 +5,7 @@ __all__ = ["PrivateTraining"]
 import os
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from securesgd.runtime.randomness import Randomness
 from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.tensors import Checkpoint
 from securesgd.training.accounted_run import AccountedRun
-from securesgd.training.asked_steps import AskedSteps, asked_digest
+from securesgd.training.asked_steps import AskedSteps, asked_digest, sums_digest
 from securesgd.training.batch import Batch
 from securesgd.training.examples import as_examples, check_examples, check_loss, data_digest
 from securesgd.training.fingerprint import ResumeFingerprint
@@ -46,8 +46,8 @@ class PrivateTraining:
     """A run of DP-SGD whose loop is the caller's: `for batch in t.batches(): t.step(batch, loss)`, then `t.finish()`.
 
     Guarantee and assumptions are those of `training.loop.train`, which is such a loop. With `loss` None, `step` gets a
-    loss each time and the batches may be altered (`Batch.replace`); what a step was asked is then recorded, and a step
-    that is run again after a crash is refused if it is asked something else. In such a loop nothing but `step` may
+    loss each time and the batches may be altered (`Batch.replace`); what a step was asked and gave is then recorded,
+    and one that is run again after a crash is refused if that is something else. In such a loop nothing but `step` may
     change the model, its optimizer or its scheduler.
     Raises: as `train`; InvalidInputError also for misuse of the object.
     """
@@ -238,6 +238,7 @@ class PrivateTraining:
             raise InvalidInputError("the loss was given at the start of the training; valid: step(batch)")
         chosen = self._loss or loss_of_step(self.model, loss)
         self._require_unchanged()
+        self._batch = None  # used from here on: not again by a loss that calls step(), nor by another thread
         try:
             with self.signals, torch.random.fork_rng(enabled=self._own_loop):
                 return self._take_step(batch, chosen)
@@ -256,14 +257,13 @@ class PrivateTraining:
         if self._one_off_release is not None and state.step == self._one_off_release.step:
             self._pay(lambda run: run.record_one_off_release(state.step))
             self._one_off_release.run(model, self._examples, self._randomness, processes)
-        step = self._record_asked(batch, loss) if self._own_loop else self._step
+        step = replace(self._step, noise_of=partial(self._noise_of, batch, loss)) if self._own_loop else self._step
         if self._rng is not None:
             self._rng.restore()
         gradients, mean_loss = step.gradient_of(batch.inputs, batch.targets, state.step, loss)
         state.apply_gradients(gradients)
         self._after_step()
         state.count_step()
-        self._batch = None
         report = StepReport(
             step=state.step,
             steps=settings.steps,
@@ -311,16 +311,16 @@ class PrivateTraining:
 
         self._epsilon, self._paid = self._processes.on_first(pay)
 
-    def _record_asked(self, batch: Batch, loss: Loss) -> Step:
-        """Write what the step is asked, and return it with the noise that is bound to this."""
+    def _noise_of(self, batch: Batch, loss: Loss, sums: Sequence[Tensor]) -> Randomness:
+        """Write what the step is asked and what came out, and return the randomness that is bound to both."""
         asked = " ".join(self._processes.gather(asked_digest(batch, loss)))
 
         def record() -> str:
             assert self._asked is not None
-            self._asked.record(batch.step, asked)
+            self._asked.record(batch.step, f"{asked} {sums_digest(sums)}")
             return self._asked.chain
 
-        return replace(self._step, randomness=self._randomness.bound_to(self._processes.on_first(record)))
+        return self._randomness.bound_to(self._processes.on_first(record))
 
     def _require_open(self) -> None:
         if os.getpid() != self._process:

@@ -2,6 +2,7 @@
 
 __all__ = ["NotFiniteError", "Step", "plain_sum"]
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +31,8 @@ class Step:
     noise_multiplier: float
     randomness: Randomness
     processes: Processes
+    noise_of: Callable[[Sequence[Tensor]], Randomness] | None = None
+    """Where the noise of these sums comes from, if not from `randomness`; called before anything is released."""
 
     def gradient(self, step: int) -> tuple[dict[str, Tensor], int, float]:
         """Return (gradients, batch size, mean loss) of step `step`; the gradients alone are private.
@@ -72,6 +75,7 @@ class Step:
 
     def _release(self, sums: list[Tensor], step: int) -> list[Tensor]:
         """Return the sums with the noise of the step, divided by the expected batch size."""
+        randomness = self.randomness if self.noise_of is None else self.noise_of(sums)
         if not self.noise_multiplier:  # without protection, as the ledger says
             return [total.div_(self.settings.batch_size) for total in sums]
         release = GridRelease(
@@ -79,7 +83,7 @@ class Step:
             noise_multiplier=self.noise_multiplier,
             size=sum(total.numel() for total in sums),
         )
-        return release.release(sums, self.randomness.stream("noise", step), divisor=self.settings.batch_size)
+        return release.release(sums, randomness.stream("noise", step), divisor=self.settings.batch_size)
 
 
 class NotFiniteError(InvalidInputError):
