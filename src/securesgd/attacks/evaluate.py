@@ -35,8 +35,8 @@ from securesgd.attacks.sanity_checks import SanityWarning, check_rows, probe_att
 from securesgd.attacks.settings import AttackSettings
 from securesgd.certificates.certify import certify
 from securesgd.certificates.intervals import has_interval_bounds
-from securesgd.certificates.record import MAX_DRAWS, CertifySettings
-from securesgd.certificates.rules import INTERVAL
+from securesgd.certificates.record import CertifySettings
+from securesgd.certificates.rules import INTERVAL, MAX_DRAWS
 from securesgd.certificates.run_certificates import SENSITIVITIES
 from securesgd.certificates.sensitivity import fingerprint, known_sensitivity
 from securesgd.certificates.stored_certificates import examples_digest

@@ -27,7 +27,16 @@ OK, FAIL, NOT_CHECKABLE, NOT_CHECKED = "ok", "FAIL", "not checkable", "not check
 
 _LONGEST = 600
 """Characters of a line; a damaged file may hold anything."""
-_MALFORMED = (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError)
+_MALFORMED = (
+    ArithmeticError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    MemoryError,
+    SafetensorError,
+)
 """What reading a file raises that has another shape than it should; of tensors it is RuntimeError."""
 
 
