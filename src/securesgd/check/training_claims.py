@@ -87,7 +87,7 @@ def _check_statement(evidence: Evidence) -> str:
         numbers = {name: value for name, value in true.items() if name not in earlier}
         require_equal("model.json", [(name, stated.get(name), numbers[name]) for name in numbers], rel_tol=1e-2)
         require_equal("model.json", [("a statement with", sorted(stated), sorted(numbers))])
-        figures = {
+        figures: dict[str, Any] = {
             name: math.inf if stated[name] == "inf" else stated[name] for name in ("epsilon", "accounted_epsilon")
         }
         version = str(earlier["accountant_version"])
