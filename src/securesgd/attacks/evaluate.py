@@ -4,7 +4,14 @@ Examples are attacked in parts, and a part is on disk as soon as it is done: the
 asking for more examples attacks only the new ones.
 """
 
-__all__ = ["Evaluation", "EvaluationSettings", "evaluate_run", "make_certifier"]
+__all__ = [
+    "INTERVAL_TOLERANCE",
+    "Evaluation",
+    "EvaluationSettings",
+    "collect_warnings",
+    "evaluate_run",
+    "make_certifier",
+]
 
 import json
 import time
@@ -28,8 +35,8 @@ from securesgd.attacks.sanity_checks import SanityWarning, check_rows, probe_att
 from securesgd.attacks.settings import AttackSettings
 from securesgd.certificates.certify import certify
 from securesgd.certificates.intervals import has_interval_bounds
-from securesgd.certificates.record import MAX_DRAWS, CertifySettings
-from securesgd.certificates.rules import INTERVAL
+from securesgd.certificates.record import CertifySettings
+from securesgd.certificates.rules import INTERVAL, MAX_DRAWS
 from securesgd.certificates.run_certificates import SENSITIVITIES
 from securesgd.certificates.sensitivity import fingerprint, known_sensitivity
 from securesgd.certificates.stored_certificates import examples_digest
@@ -40,7 +47,8 @@ from securesgd.validate import validate_count
 
 PART = 100
 """Examples between two writes."""
-_TOLERANCE = 1e-3  # of interval radii beside an attack
+INTERVAL_TOLERANCE = 1e-3
+"""Of interval radii beside an attack."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +158,7 @@ def evaluate_run(
                 rows, classes=outputs, failure_prob=settings.failure_prob,
                 certificate_failure_prob=settings.failure_prob if isinstance(model, NoisyNetwork) else 0.0,
             )  # fmt: skip
-        warnings = _collect_warnings(cells)
+        warnings = collect_warnings(cells)
         cells.warnings = [warning.json() for warning in warnings]
         cells.write()
     evaluated = {attack.attack for attack in attacks}
@@ -259,7 +267,7 @@ def _interval_certifier(model: nn.Module, known: dict[bytes, dict[str, NDArray[A
             return {}
         in_range = bool(((images >= PIXELS[0]) & (images <= PIXELS[1])).all())
         settings = CertifySettings(
-            family=INTERVAL, tolerance=_TOLERANCE, input_range=PIXELS if in_range else None
+            family=INTERVAL, tolerance=INTERVAL_TOLERANCE, input_range=PIXELS if in_range else None
         )  # without a range a certificate says more
         certificates = certify(model, images, settings, indices=indices)
         result = {"prediction": certificates.prediction, "tight": certificates.radius["tight"]}
@@ -270,7 +278,7 @@ def _interval_certifier(model: nn.Module, known: dict[bytes, dict[str, NDArray[A
     return certifier
 
 
-def _collect_warnings(cells: Cells) -> list[SanityWarning]:
+def collect_warnings(cells: Cells) -> list[SanityWarning]:
     """Return all warnings about the folder's cells: of the harness, of the probes, of the rows compared."""
     warnings = []
     for name, entry in cells.entries.items():

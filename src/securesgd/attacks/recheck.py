@@ -18,6 +18,9 @@ from securesgd.runtime.run_folder import ATTACK_RECORD, ATTACKS
 
 _ROUNDING = 1e-5  # what single precision may add to the size of a change
 
+_MEASURED = ("prediction", "label_votes", "other_votes", "radius", "radius_published")
+"""Columns that are there twice: before the attack, as clean_…, and after it."""
+
 Row = dict[str, Any]
 
 
@@ -70,7 +73,7 @@ def require_true_cell(name: str, rows: Sequence[Row], entry: dict[str, Any], *, 
         right = row["clean_label_votes"] > row["clean_other_votes"]
         is_attacked = attack["protocol"] == "as-published" or (right and not is_target)
         attacked += is_attacked
-        same = all(row[column] == row[f"clean_{column}"] for column in ("prediction", "label_votes", "other_votes"))
+        same = all(row[column] == row[f"clean_{column}"] for column in _MEASURED)
         if not is_attacked and not (same and row["size"] == 0):
             raise DamagedFileError(f"{place}: it was wrong before the attack, so nothing may have changed, but it has")
     if entry["attacked"] != attacked:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from securesgd.certificates.rules import INTERVAL_RULES, radius_rules, recorded_rules
+from securesgd.certificates.rules import INTERVAL_RULES, MAX_DRAWS, radius_rules, recorded_rules
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.theory import clopper_pearson_lower, clopper_pearson_upper
 from securesgd.theory.certificates import BUILT_IN_RULES, CERTIFICATE_RULES, radii_by_rule
-from securesgd.validate import Array
+from securesgd.validate import Array, validate_count
 
 _TOLERANCE = 1e-9  # of what another version of a library may round differently
 
@@ -82,7 +82,7 @@ def require_attainable_bounds(rows: Sequence[dict[str, Any]], record: dict[str, 
     Raises: DamagedFileError naming the row.
     """
     settings = record["settings"]
-    failure_prob, most = float(settings["failure_prob"]), int(settings["draws"])
+    failure_prob, most = float(settings["failure_prob"]), validate_count("draws", settings["draws"], 1, MAX_DRAWS)
     fixed = settings["scores"] == "votes" and settings["radius"] is None and settings["tolerance"] is None
     votes = np.arange(most + 1)
     together, alone = (

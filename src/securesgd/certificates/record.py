@@ -1,6 +1,6 @@
 """The settings of a certification, and the certificates that it returns."""
 
-__all__ = ["BOUNDS", "FRESH", "MAX_DRAWS", "NO_NOISE", "OTHERS", "SCORES", "SEEDED", "Certificates", "CertifySettings"]
+__all__ = ["BOUNDS", "FRESH", "NO_NOISE", "OTHERS", "SCORES", "SEEDED", "Certificates", "CertifySettings"]
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from securesgd.certificates.box import SMALLEST_SHARE, require_box
-from securesgd.certificates.rules import FAMILIES, INTERVAL, SMOOTHING, certificate_rules
+from securesgd.certificates.rules import FAMILIES, INTERVAL, MAX_DRAWS, SMOOTHING, certificate_rules
 from securesgd.certificates.sensitivity import model_sensitivity, published_whitened_sensitivity
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.models.noisy import NoisyNetwork
@@ -26,8 +26,6 @@ SCORES: tuple[str, ...] = get_args(Scores)
 BOUNDS = ("best", "interval")
 FRESH, SEEDED = "fresh; for any input", "seeded; for a test set fixed beforehand"
 NO_NOISE = "none; for any input"
-MAX_DRAWS = 10**7
-"""Per example. The provable radius grows as the root of the logarithm of the draws: more would hardly show."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ __all__ = [
     "FAMILIES",
     "INTERVAL",
     "INTERVAL_RULES",
+    "MAX_DRAWS",
     "SMOOTHING",
     "caveat_in",
     "certificate_rules",
@@ -30,6 +31,8 @@ from securesgd.theory.certificates import BUILT_IN_RULES, CERTIFICATE_RULES, Cer
 SMOOTHING, INTERVAL = "smoothing", "interval"
 FAMILIES = (SMOOTHING, INTERVAL)
 INTERVAL_RULES = ("tight", "interval", "linear")
+MAX_DRAWS = 10**7
+"""Per example. The provable radius grows as the root of the logarithm of the draws: more would hardly show."""
 
 
 def certificate_rules(additional: Iterable[str] = ()) -> dict[str, CertificateRule]:

@@ -17,6 +17,9 @@ from securesgd.runtime.storage import file_digest, open_regular, parse_json, rea
 from securesgd.runtime.tables import read_rows
 from securesgd.training.settings import TrainingSettings
 
+_RESULTS = (names.CERTIFICATES, names.CERTIFICATE_RECORD, names.ATTACKS, names.ATTACK_RECORD)
+"""What only a finished run can have."""
+
 
 class Evidence:
     """A run folder. Properties raise DamagedFileError for a damaged file, NotCheckable for one that is not there.
@@ -66,6 +69,9 @@ class Evidence:
     def model(self) -> dict[str, Any]:
         """The content of model.json."""
         if not self.has(names.MODEL):
+            for name in _RESULTS:
+                if self.has(name):
+                    raise DamagedFileError(f"model.json is missing, and nothing backs {name} without it")
             raise NotCheckable("model.json is missing: training is not finished")
         return read_json(self.folder / names.MODEL)
 

@@ -135,8 +135,15 @@ def _require_unchanged(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str | None]:
-    """Return the SHA-256 of each file of a folder, by name; of a link that of what it points to."""
-    files = (path for path in sorted(folder.rglob("*")) if not path.is_dir() and not is_leftover(path))
+    """Return the SHA-256 of each file of a folder, by name; of a link that of what it points to.
+
+    Raises: DamagedFileError for a link to a folder, whose files no manifest covers.
+    """
+    files = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    linked = next((path for path in files if path.is_dir()), None)
+    if linked is not None:
+        raise DamagedFileError(f"{linked.relative_to(folder)} is a link to a folder, which no signature covers")
+    files = [path for path in files if not is_leftover(path)]
     named = {path.relative_to(folder).as_posix(): path for path in files}
     return {name: file_digest(path) for name, path in named.items() if name not in _LEFT_OUT}
 

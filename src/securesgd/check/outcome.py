@@ -27,8 +27,17 @@ OK, FAIL, NOT_CHECKABLE, NOT_CHECKED = "ok", "FAIL", "not checkable", "not check
 
 _LONGEST = 600
 """Characters of a line; a damaged file may hold anything."""
-_MALFORMED = (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError)
-"""What reading a file raises that has another shape than it should."""
+_MALFORMED = (
+    ArithmeticError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    MemoryError,
+    SafetensorError,
+)
+"""What reading a file raises that has another shape than it should; of tensors it is RuntimeError."""
 
 
 class NotCheckable(Exception):  # noqa: N818 - it is no error

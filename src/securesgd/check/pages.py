@@ -7,6 +7,7 @@ __all__ = ["PAGE_CLAIMS"]
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from securesgd import __version__
 from securesgd.check.evidence import Evidence
@@ -21,7 +22,10 @@ from securesgd.runtime.storage import parse_json, read_bytes
 _SOURCE = re.compile(r'<script type="application/json" id="source">(.*?)</script>')
 _PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]*")
 _TAG = re.compile(r"<[^>]*>")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC")
 _SHOWN = 100
+_LONGEST_NAME = 255
+"""Characters of a part of a path."""
 
 
 def _check_report(evidence: Evidence) -> str:
@@ -35,12 +39,34 @@ def _check_report(evidence: Evidence) -> str:
         raise NotCheckable(
             f"report.html is about {len(source['runs'])} runs; securesgd report RUN makes one of this run"
         )
+    called = _require_no_claims(source)
     stated, true = (_PICTURE.sub("", page) for page in (text, render_again(evidence.folder, source)))
     if stated != true:
         if source["version"] != __version__:
             raise NotCheckable(f"report.html was made by version {source['version']}, this is {__version__}")
         raise DamagedFileError(f"report.html {_difference(stated, true)}: securesgd report writes it anew")
-    return "it is what the files of the run give now, word for word; its pictures were not compared"
+    return (
+        f"it is what the files of the run give now, word for word; it calls the folder “{called}”; its pictures were "
+        "not compared"
+    )
+
+
+def _require_no_claims(source: Any) -> str:
+    """Return what a page calls its folder, if what it says of itself can be true: it is shown and not made again.
+
+    Raises: DamagedFileError if the date is no date, or a name could not be that of a folder.
+    """
+    [called] = source["runs"]
+    if not _DATE.fullmatch(str(source["date"])):
+        raise DamagedFileError(f"report.html states the date {str(source['date'])[:_SHOWN]!r}, which is none")
+    for name in ("name", "shown", "called"):
+        parts = str(called[name]).split("/")
+        if any(len(part) > _LONGEST_NAME or not part.isprintable() for part in parts):
+            raise DamagedFileError(f"report.html calls its folder {str(called[name])[:_SHOWN]!r}, which no folder is")
+    last = str(called["called"])
+    if "/" in last or str(called["name"]) not in (last, str(called["shown"])):
+        raise DamagedFileError(f"report.html calls its folder {str(called['name'])[:_SHOWN]!r} and {last[:_SHOWN]!r}")
+    return last
 
 
 def _check_card(evidence: Evidence) -> str:

@@ -27,6 +27,8 @@ from securesgd.certificates.rules import INTERVAL, record_key
 from securesgd.certificates.sensitivity import fingerprint, published_whitened_sensitivity, stored_sensitivity
 from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.certificates.stored_proofs import require_proven_rows
+from securesgd.certificates.validate import require_inputs
+from securesgd.check.attack_claims import require_proven_clean_radii, require_true_warnings
 from securesgd.check.evidence import Evidence
 from securesgd.check.outcome import Claim, NotCheckable, require_equal
 from securesgd.config import RunConfig
@@ -79,10 +81,16 @@ class Network:
 
     def sensitivity(self, norm: str) -> Sensitivity:
         """Return Δ in a norm: by its stored proof, carried out again, or proven now if none is stored."""
-        assert isinstance(self.model, NoisyNetwork)
         if self.evidence.has(names.SENSITIVITY):
-            return stored_sensitivity(self.model, norm, self.evidence.folder / names.SENSITIVITY)
-        return self.model.sensitivity(norm)  # type: ignore[arg-type]
+            return stored_sensitivity(self.noisy, norm, self.evidence.folder / names.SENSITIVITY)
+        return self.noisy.sensitivity(norm)  # type: ignore[arg-type]
+
+    @property
+    def noisy(self) -> NoisyNetwork:
+        """The network, if it has noise. Raises: DamagedFileError if results by votes are about one that has none."""
+        if not isinstance(self.model, NoisyNetwork):
+            raise DamagedFileError("there are certificates by smoothing, but the network has no noise")
+        return self.model
 
 
 def _check_network(network: Network) -> str:
@@ -98,8 +106,7 @@ def _check_network(network: Network) -> str:
                 names.CERTIFICATE_RECORD, [(f"weights of {key} with sha256", record["weights"], network.weights)]
             )
             if key != INTERVAL:
-                assert isinstance(network.model, NoisyNetwork)
-                way = network.model.input_path
+                way = network.noisy.input_path
                 require_equal(names.CERTIFICATE_RECORD, [("the way of the input as", record["input_path"], way)])
     if evidence.has(names.ATTACK_RECORD):
         made_with = evidence.attack_record["weights"]
@@ -150,10 +157,16 @@ def _check_test_data(network: Network) -> str:
 def _check_accuracy(network: Network) -> str:
     """Return that the accuracy of metrics.jsonl is that of the weights on the test data."""
     stated = RunMetrics.from_json(network.evidence.metrics[-1])
-    if stated.test_accuracy is None or stated.test_balance is None:
-        raise NotCheckable("metrics.jsonl states no accuracy by class")
+    if stated.test_accuracy is None:
+        raise NotCheckable("metrics.jsonl states no accuracy")
     inputs, targets = network.test
     true = class_balance(targets.tolist(), predicted_classes(network.model, inputs).tolist())
+    if not abs(stated.test_accuracy - true.accuracy) <= (_slack(len(targets)) + 0.5) / len(targets):
+        raise DamagedFileError(
+            f"metrics.jsonl states the accuracy {stated.test_accuracy:.4f}, but the weights give {true.accuracy:.4f}"
+        )
+    if stated.test_balance is None:
+        return f"the weights give {sum(true.right)} right of {len(targets)}; metrics.jsonl has no counts by class"
     require_equal(names.METRICS, [("test examples by class", list(stated.test_balance.examples), list(true.examples))])
     off = [abs(a - b) for a, b in zip(stated.test_balance.right, true.right, strict=True)]
     if max(off) > _slack(len(targets)):
@@ -166,11 +179,15 @@ def _check_accuracy(network: Network) -> str:
 
 def _check_certificates(network: Network) -> str:
     """Return that certificates, chosen at random, are those that their seeds and the weights give."""
-    evidence, done = network.evidence, []
+    evidence, done, others = network.evidence, [], []
     inputs, targets = network.test
     for key, record in evidence.certificate_records.items():
         if record["data"] != network.test_digest:
-            raise NotCheckable(f"the {key} certificates are about other examples than the test data here (--dataset)")
+            others.append(key)
+            continue
+        if record["settings"]["input_range"] is not None:  # a range without the examples would prove anything
+            low, high = record["settings"]["input_range"]
+            require_inputs(inputs[: len(evidence.certificate_rows)], tuple(inputs.shape[1:]), (low, high))
         rows = [_whole(row) for row in evidence.certificate_rows if record_key(row) == key]
         chosen = _some(rows, network.examples)
         if key == INTERVAL and chosen:
@@ -181,7 +198,11 @@ def _check_certificates(network: Network) -> str:
             if chosen:
                 _require_repeated(chosen, record, network, delta)
         done.append(f"{len(chosen)} of {len(rows)} in {key} (examples {_listed([row['index'] for row in chosen])})")
-    return f"computed again and found the same: {'; '.join(done)}"
+    same = f"computed again and found the same: {'; '.join(done)}" if done else ""
+    if others:
+        about = f"the {', '.join(others)} certificates are about other examples than the test data here (--dataset)"
+        raise NotCheckable(f"{about}; the rest were {same}" if same else about)
+    return same
 
 
 def _require_repeated(rows: list[Row], record: Row, network: Network, delta: Sensitivity) -> None:
@@ -206,21 +227,27 @@ def _require_repeated(rows: list[Row], record: Row, network: Network, delta: Sen
 
 def _check_attacks(network: Network) -> str:
     """Return that the votes of attacked examples, before the attack and if images were kept after it, are repeated."""
-    evidence, words = network.evidence, []
+    evidence, words, others = network.evidence, [], []
     inputs, targets = network.test
+    require_true_warnings(evidence.folder, network.weights, evidence.attack_record["suspicions"])
     for name, cell in evidence.attack_record["cells"].items():
         rows = sorted((row for row in evidence.attack_rows if row["cell"] == name), key=lambda row: float(row["index"]))
         if cell.get("data") != network.test_digest:
-            raise NotCheckable("attacks.json is about other examples than the test data here (--dataset)")
+            others.append(name)
+            continue
         for row in rows:
             if row["label"] != int(targets[int(row["index"])]):
                 raise DamagedFileError(f"attacks.csv, example {row['index']:.0f}: the label is not the example's")
         parts = [rows[start : start + PART] for start in range(0, len(rows), PART)]
         for part in _some(parts, None if network.examples is None else 1):
             words.append(_require_clean_votes(part, cell, network, inputs))
+            require_proven_clean_radii(part, cell, network.model, inputs, network.sensitivity)
         images = evidence.folder / names.ATTACK_IMAGES / f"{name}.safetensors"
         if images.exists():
             words.append(_require_kept_images(parts[0], name, cell, network, inputs))
+    if others:
+        same = f"; of the rest {', '.join(dict.fromkeys(words))}" if words else ""
+        raise NotCheckable(f"{', '.join(others)}: about other examples than the test data here (--dataset){same}")
     kept = (
         "" if evidence.has(names.ATTACK_IMAGES) else "; attacked images were not kept, so votes on them are as stated"
     )
@@ -244,7 +271,9 @@ def _require_kept_images(rows: list[Row], name: str, cell: Row, network: Network
         return "no votes after a targeted attack"
     found = images[[place[int(row["index"])] for row in moved]]
     change = sizes(found - inputs[[int(row["index"]) for row in moved]], cell["attack"]["norm"])
-    if float(change.max()) > cell["attack"]["budget"] + 1e-5 or float(found.min()) < 0 or float(found.max()) > 1:
+    if not (
+        float(change.max()) <= cell["attack"]["budget"] + 1e-5 and 0 <= float(found.min()) <= float(found.max()) <= 1
+    ):
         raise DamagedFileError(f"an attacked image of {name} is outside its budget or the range of pixels")
     generator = seeded_generator(int(cell["attack"]["seed"]), "attacked votes", int(rows[0]["index"]))
     with evaluation_mode(network.model):

@@ -14,6 +14,7 @@ from securesgd.check.evidence import Evidence
 from securesgd.check.outcome import FAIL, NOT_CHECKED, Finding, examine
 from securesgd.check.result_claims import RESULT_CLAIMS
 from securesgd.check.training_claims import TRAINING_CLAIMS
+from securesgd.errors import printable
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.storage import is_leftover
 
@@ -59,5 +60,5 @@ def unchecked_files(folder: Path, checked: Collection[str]) -> list[Finding]:
         if (path.is_dir() and not path.is_symlink()) or name in checked or is_leftover(path):
             continue
         words = next((words for pattern, words in _NO_CLAIMS.items() if fnmatch(name, pattern)), "unknown here")
-        findings.append(Finding(claim=name, outcome=NOT_CHECKED, words=words))
+        findings.append(Finding(claim=printable(name), outcome=NOT_CHECKED, words=words))
     return findings

@@ -4,6 +4,7 @@ __all__ = ["TRAINING_CLAIMS"]
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 from securesgd.check.evidence import Evidence
@@ -82,9 +83,16 @@ def _check_statement(evidence: Evidence) -> str:
     stated, true = dict(evidence.model["statement"]), evidence.ledger.statement.json()
     if stated.get("accountant_version") != true["accountant_version"]:
         words = f"stated by {stated.get('accountant_version')}, recomputed by {true['accountant_version']}"
-        for name in ("accountant_version", "in_words"):
-            stated[name] = true[name]
-        require_equal("model.json", [(name, stated.get(name), true[name]) for name in true], rel_tol=1e-2)
+        earlier = {name: stated.pop(name, None) for name in ("accountant_version", "in_words")}
+        numbers = {name: value for name, value in true.items() if name not in earlier}
+        require_equal("model.json", [(name, stated.get(name), numbers[name]) for name in numbers], rel_tol=1e-2)
+        require_equal("model.json", [("a statement with", sorted(stated), sorted(numbers))])
+        figures: dict[str, Any] = {
+            name: math.inf if stated[name] == "inf" else stated[name] for name in ("epsilon", "accounted_epsilon")
+        }
+        version = str(earlier["accountant_version"])
+        own = replace(evidence.ledger.statement, accountant_version=version, **figures)
+        require_equal("model.json", [("in words", earlier["in_words"], own.in_words)])
         return f"epsilon {evidence.model['statement']['epsilon']} is that of the ledger ({words})"
     require_equal("model.json", [(name, stated.get(name), true[name]) for name in true], rel_tol=SAME_EPSILON)
     require_equal("model.json", [("a statement with", sorted(stated), sorted(true))])
@@ -155,6 +163,11 @@ def _check_model(evidence: Evidence) -> str:
     if header.noise is not None:
         pairs.append(("the number of trained weights", model["weights"], header.noise.coordinates))
     sizes = model["data"].get("sizes", {})
+    unknown = set(sizes) - {"train", "holdout", "test"}
+    if unknown:
+        raise DamagedFileError(
+            f"model.json states the size of {min(unknown)!r}, which training does not: it was changed"
+        )
     if header.adjacency == "zero-out" and "train" in sizes:
         scored = config.get("holdout", 0) if evidence.searched else 0  # the ledger of a search is about these, too
         pairs.append(("the number of training examples", sizes["train"] + scored, header.dataset_size))
