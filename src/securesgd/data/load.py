@@ -34,7 +34,7 @@ AnyPath = str | PathLike[str]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadedData:
-    """A data set in memory; the training inputs of a folder of .npy files stay on disk, and are indexed like a tensor.
+    """A data set in memory; training inputs may stay on disk (docs/data.md), and are indexed like a tensor then.
 
     *_inputs    float32 in [0, 1], (n, *input_shape); *_targets int64 in 0..classes-1
     holdout_*   taken out of the training examples for validation, None if there are none; whatever is chosen by
@@ -188,7 +188,7 @@ def load_data(
     A name of the catalog (as text; a Path is always a path) is looked for in `folder`, or in $SECURESGD_DATA and the
     user's cache, and fetched only if `download`. A path is a .npz file with x_train, y_train, x_test, y_test, a folder
     with train_x.npy, train_y.npy, test_x.npy, test_y.npy (whose training inputs stay on disk), a folder of images by
-    class, or a table (.csv, .tsv, .parquet) with a schema; `settings` say how the last two are read. An
+    class, or a table (.csv, .tsv, .parquet) with a schema; `settings` say how they are read. An
     import path `package.module:function` is imported, and the function called: it returns the arrays x_train, y_train,
     x_test, y_test, or two torch Datasets (train, test), or a LoadedData. `holdout` training examples, drawn with
     `seed`, are set apart for validation; the same arguments give the same split.
