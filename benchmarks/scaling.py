@@ -207,12 +207,15 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         xlabel="training examples", ylabel="seconds (processor)", title=f"time, batch {BATCH}", ylim=(1e-5, 1)
     )
     by_batch.set(xlabel="expected batch", ylabel="seconds (processor)", title="time of a step")
-    memory.set(xlabel="expected batch", ylabel="MB beyond the start", title="memory of a step", ylim=(0, None))
+    memory.set(xlabel="expected batch", ylabel="MB beyond the start", title="memory of a step")
     by_steps.set(xlabel="steps of the run", ylabel="seconds (processor)", title="accounting of a whole run")
     by_draws.set(xlabel="draws per image", ylabel="seconds (processor)", title="certification")
     for axes in (by_examples, by_batch, by_steps, by_draws):
         axes.set(xscale="log", yscale="log")
-    memory.set_xscale("log", base=2)
+    for axes in (by_batch, memory):
+        axes.set_xscale("log", base=2)
+    by_batch.set_ylim(0.1, 10)
+    memory.set_ylim(0, 1.3 * max(row.get("memory_mb", 0) for row in rows))
     for axes in (by_examples, by_batch, memory, by_steps, by_draws):
         axes.legend(fontsize="small")
     figure.savefig(path, dpi=100)
