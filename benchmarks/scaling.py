@@ -1,6 +1,6 @@
 """What must not grow with the data or the steps: time of a sample and of a step, of epsilon, and memory of a batch.
 
-    python benchmarks/scaling.py                         # all four, printed as JSON rows
+    python benchmarks/scaling.py                         # all parts, printed as JSON rows
     python benchmarks/scaling.py --only accounting --repeats 5
     python benchmarks/scaling.py --figure FILE.png --rows FILE.jsonl     # draws rows, measures nothing
 
@@ -10,9 +10,11 @@ step        seconds of one whole DP-SGD step (sample, clip, add noise) of a line
 batch       seconds of a step of the MNIST network, and memory beyond that of the process before it, against the
             expected batch, with micro-batches of 256: each in a process of its own
 accounting  seconds of the epsilons of a whole run, one per ledger line, and of its calibration, against the steps
+certify     seconds of the l2 certificates of 4 images, MNIST network with noise in its first layer, against the draws
 
-`seconds` is the median over `n` measurements, `spread` the distance between their quartiles, `load` what else the
-machine did. How certification scales with draws and processes is not measured here.
+`seconds` of the processor is the median over `n` measurements, `spread` the distance between their quartiles;
+`clock_seconds` by the clock are more on a busy machine, and `load` says how busy: the average number of processes that
+wanted a core, this one among them. Run it with OMP_NUM_THREADS=1, so that both kinds of seconds mean the same.
 """
 
 import argparse
@@ -32,18 +34,24 @@ BATCH = 256
 EXAMPLES = [10**power for power in range(4, 9)]
 BATCHES = [256, 512, 1024, 2048, 4096]
 STEPS = [100, 1000, 10_000, 100_000]
-PARTS = ("sample", "step", "batch", "accounting")
+DRAWS = [128, 512, 2048, 8192]
+IMAGES = 4
 
 
 def timed(action: Callable[[int], Any], repeats: int) -> dict[str, Any]:
-    """Return the median and the spread of the seconds that action(0), action(1), … take; the first is not counted."""
-    seconds = []
+    """Return how long action(0), action(1), … take, in seconds of the processor and by the clock; not the first.
+
+    The median and the distance between the quartiles of the former, which other programs disturb less.
+    """
+    busy, passed = [], []
     for i in range(repeats + 1):
-        began = time.perf_counter()
+        began = time.process_time(), time.perf_counter()
         action(i)
-        seconds.append(time.perf_counter() - began)
-    quartiles = statistics.quantiles(seconds[1:], n=4) if repeats > 1 else [seconds[1]] * 3
-    return {"seconds": quartiles[1], "spread": quartiles[2] - quartiles[0], "n": repeats}
+        busy.append(time.process_time() - began[0])
+        passed.append(time.perf_counter() - began[1])
+    quartiles = statistics.quantiles(busy[1:], n=4) if repeats > 1 else [busy[1]] * 3
+    clock = {"clock_seconds": statistics.median(passed[1:]), "n": repeats}
+    return {"seconds": quartiles[1], "spread": quartiles[2] - quartiles[0]} | clock
 
 
 def sample_rows(repeats: int) -> Iterator[dict[str, Any]]:
@@ -145,16 +153,48 @@ def accounting_rows(repeats: int) -> Iterator[dict[str, Any]]:
         yield row | timed(ledger, repeats)
 
 
+def certify_rows(repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield the time of certificates for each number of draws; a network of random weights takes as long as another."""
+    import torch
+
+    from securesgd.certificates.certify import certify
+    from securesgd.certificates.record import CertifySettings
+    from securesgd.models.networks import network
+    from securesgd.models.noisy import NoisyNetwork
+
+    torch.manual_seed(0)
+    shape = (1, 28, 28)
+    model = NoisyNetwork(network("mnist-cnn", shape, 10), shape, place="first-layer").eval()
+    inputs, bound = torch.rand(IMAGES, *shape), model.sensitivity("l2")
+    for draws in DRAWS:
+
+        def turn(i: int, draws: int = draws) -> None:
+            settings = CertifySettings(norm="l2", draws=draws, selection_draws=32, seed=i)
+            certify(model, inputs, settings, sensitivity=bound)
+
+        yield {"part": "certify", "images": IMAGES, "draws": draws} | timed(turn, repeats)
+
+
+MAKERS = {
+    "sample": sample_rows,
+    "step": step_rows,
+    "batch": batch_rows,
+    "accounting": accounting_rows,
+    "certify": certify_rows,
+}
+
+
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw the four measurements beside one another, on logarithmic axes."""
+    """Draw the measurements beside one another, on logarithmic axes; bars are the spread."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 3.6), layout="constrained")
-    by_examples, by_batch, memory, by_steps = figure.subplots(1, 4)
+    figure = Figure(figsize=(16, 3.4), layout="constrained")
+    by_examples, by_batch, memory, by_steps, by_draws = figure.subplots(1, 5)
 
     def line(axes: Any, part: str, x: str, y: str, label: str) -> None:
-        points = sorted((row[x], row[y]) for row in rows if row["part"] == part)
-        axes.plot(*zip(*points, strict=True), marker="o", label=label)
+        points = sorted((row[x], row[y], row["spread"] / 2) for row in rows if row["part"] == part)
+        places, values, spread = zip(*points, strict=True)
+        axes.errorbar(places, values, spread if y == "seconds" else None, marker="o", capsize=3, label=label)
 
     line(by_examples, "sample", "examples", "seconds", "sample")
     line(by_examples, "step", "examples", "seconds", "step, linear network")
@@ -162,21 +202,29 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     line(memory, "batch", "batch", "memory_mb", "micro-batches of 256")
     line(by_steps, "accounting", "steps", "seconds", "all lines of the ledger")
     line(by_steps, "accounting", "steps", "calibration_seconds", "calibration")
-    by_examples.set(xlabel="examples", ylabel="seconds", title=f"batch {BATCH}")
-    by_batch.set(xlabel="expected batch", ylabel="seconds")
-    memory.set(xlabel="expected batch", ylabel="MB beyond the start", ylim=(0, None))
-    by_steps.set(xlabel="steps", ylabel="seconds of a whole run")
-    for axes in (by_examples, by_batch, by_steps):
+    line(by_draws, "certify", "draws", "seconds", f"{IMAGES} images, MNIST network")
+    by_examples.set(
+        xlabel="training examples", ylabel="seconds (processor)", title=f"time, batch {BATCH}", ylim=(1e-5, 1)
+    )
+    by_batch.set(xlabel="expected batch", ylabel="seconds (processor)", title="time of a step")
+    memory.set(xlabel="expected batch", ylabel="MB beyond the start", title="memory of a step")
+    by_steps.set(xlabel="steps of the run", ylabel="seconds (processor)", title="accounting of a whole run")
+    by_draws.set(xlabel="draws per image", ylabel="seconds (processor)", title="certification")
+    for axes in (by_examples, by_batch, by_steps, by_draws):
         axes.set(xscale="log", yscale="log")
-    for axes in (by_examples, by_batch, memory, by_steps):
-        axes.legend()
+    for axes in (by_batch, memory):
+        axes.set_xscale("log", base=2)
+    by_batch.set_ylim(0.1, 10)
+    memory.set_ylim(0, 1.3 * max(row.get("memory_mb", 0) for row in rows))
+    for axes in (by_examples, by_batch, memory, by_steps, by_draws):
+        axes.legend(fontsize="small")
     figure.savefig(path, dpi=100)
 
 
 def main() -> None:
     """Print the rows, or draw those of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS)
+    parser.add_argument("--only", choices=MAKERS, nargs="+", default=list(MAKERS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--one-batch", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--figure", type=Path)
@@ -192,9 +240,8 @@ def main() -> None:
 
     machine = {"threads": torch.get_num_threads(), "cores": os.cpu_count(), "torch": torch.__version__}
     machine |= {"numpy": version("numpy"), "dp_accounting": version("dp-accounting")}
-    makers = {"sample": sample_rows, "step": step_rows, "batch": batch_rows, "accounting": accounting_rows}
     for part in given.only:
-        for row in makers[part](given.repeats):
+        for row in MAKERS[part](given.repeats):
             print(json.dumps(row | machine | {"load": os.getloadavg()[0]}), flush=True)
 
 

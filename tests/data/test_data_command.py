@@ -95,3 +95,26 @@ def test_help():
     result = run("fetch", "--help")
     assert result.returncode == 0
     assert "Usage: securesgd data" in result.stdout
+
+
+def test_convert_writes_a_folder_that_check_takes(tmp_path):
+    rows = [f"{i % 90},{('no', 'yes')[i % 3 == 0]}" for i in range(100)]
+    (tmp_path / "people.csv").write_text("\n".join(["age,y", *rows]))
+    facts = 'target = "y"\nclasses = ["no", "yes"]\n[columns.age]\nminimum = 0\nmaximum = 80\n'
+    (tmp_path / "people.schema.toml").write_text(facts)
+    result = run("convert", str(tmp_path / "people.csv"), "--out", str(tmp_path / "people"), "--test-share", "0.3")
+    assert result.returncode == 0, result.stderr
+    assert "70 training and 30 test examples in" in result.stdout
+    assert "age: 9 of 100 values were outside 0..80 and clipped to it" in result.stdout
+    result = run("check", str(tmp_path / "people"))
+    assert result.returncode == 0, result.stderr
+    assert "100 examples. What follows describes private data" in result.stdout
+    assert "train_x.npy: float32 of shape (70, 1)" in result.stdout
+    assert "no problems" in result.stdout
+    (tmp_path / "people" / "test_y.npy").unlink()
+    result = run("check", str(tmp_path / "people"), "--json")
+    assert result.returncode == 1
+    assert json.loads(result.stdout)["problems"][0]["problem"].endswith("test_y.npy is missing")
+    result = run("convert", str(tmp_path / "people.csv"), "--out", str(tmp_path / "people"))
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "exists; valid: a new folder" in result.stderr

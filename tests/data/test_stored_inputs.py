@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import securesgd as ss
-from securesgd.data.check import check_data
 from securesgd.data.load import load_data
 from securesgd.data.stored_inputs import StoredInputs
 from securesgd.errors import DamagedFileError, InvalidInputError
@@ -110,11 +109,6 @@ def test_a_file_cut_short_while_it_is_read_is_an_error_and_no_crash(tmp_path):
     os.truncate(tmp_path / "arrays" / "train_x.npy", 4000)
     with pytest.raises(DamagedFileError, match="was cut short"):
         loaded.train_inputs[slice(None)]
-
-
-def test_data_check_says_that_arrays_are_checked_by_training(tmp_path):
-    with pytest.raises(InvalidInputError, match="folder of arrays; training checks"):
-        check_data(save(tmp_path / "arrays", arrays()))
 
 
 _PROGRAM = """

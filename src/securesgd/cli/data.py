@@ -3,6 +3,7 @@
 __all__ = ["data_app"]
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,7 +70,9 @@ def data_fetch(
 
 @data_app.command("check", epilog="Example: securesgd data check people.csv --target diagnosis")
 def data_check(
-    path: Annotated[Path, typer.Argument(help="A folder of images by class, or a table: .csv, .tsv or .parquet.")],
+    path: Annotated[
+        Path, typer.Argument(help="A folder of images by class or of .npy arrays, or a table: .csv, .tsv or .parquet.")
+    ],
     target: Target = None,
     schema: Schema = None,
     test: Annotated[str | None, typer.Option(help="Of a table: another file with the test rows.")] = None,
@@ -94,11 +97,48 @@ def data_check(
     raise typer.Exit(int(check.stops))
 
 
+@data_app.command("convert", epilog="Example: securesgd data convert people.parquet --out people --target diagnosis")
+def data_convert(
+    source: Annotated[Path, typer.Argument(help="A folder of images by class, a table or a .npz file, of any size.")],
+    out: Annotated[Path, typer.Option(help="A new folder.")],
+    target: Target = None,
+    schema: Schema = None,
+    test: Annotated[str | None, typer.Option(help="Of a table: another file with the test rows.")] = None,
+    test_share: Annotated[
+        float | None, typer.Option(help="How much is set apart for testing if the source is not divided; 0.2.")
+    ] = None,
+    resize: Resize = None,
+    skip_bad: SkipBad = False,
+    seed: Annotated[int, typer.Option(help="For what is set apart: that of the run that would read the source.")] = 0,
+) -> None:
+    """Write data larger than memory as .npy files, from which training reads as it samples.
+
+    The source is read a piece at a time. A run on the folder has the weights of a run on the source, and reads new
+    inputs in the same way: reading.json keeps the schema, or the classes, size and mode.
+    """
+    from securesgd.data.convert import convert_data
+    from securesgd.data.settings import DataSettings
+
+    settings = DataSettings(target=target, schema=schema, test=test, resize=resize, skip_bad=skip_bad)
+    settings = settings if test_share is None else replace(settings, test_share=test_share)
+    with progress_bar("{task.description}", description="converting", transient=True) as (bar, task):
+        written = convert_data(
+            source, out, settings, seed=seed, progress=lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    console, arrays = Console(highlight=False), written.arrays
+    for note in written.notes:
+        console.print(escape(printable(note)), soft_wrap=True)
+    sizes = f"{len(arrays.train_inputs):,} training and {len(arrays.test_inputs):,} test examples"
+    console.print(f"{sizes} in {escape(printable(str(out)))}; train with --dataset {escape(printable(str(out)))}")
+
+
 def _print_check(check: "DataCheck") -> None:
     console = Console(highlight=False)
-    held = (
-        f"{check.files:,} files" if check.kind == "images" else f"{check.rows:,} rows, {len(check.columns):,} columns"
-    )
+    held = {
+        "images": f"{check.files:,} files",
+        "table": f"{check.rows:,} rows, {len(check.columns):,} columns",
+        "arrays": f"{check.rows:,} examples",
+    }[check.kind]
     console.print(f"{held}. What follows describes private data: not for publication.")
     for title, counts in (("size", check.sizes), ("mode", check.modes)):
         if counts:

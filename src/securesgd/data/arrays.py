@@ -6,6 +6,7 @@ __all__ = [
     "channels_first",
     "class_names",
     "fixed_order",
+    "machine_memory",
     "require_memory",
     "split_apart",
     "split_source",
@@ -84,7 +85,7 @@ def split_apart(examples: int, share: float, seed: int) -> NDArray[np.bool_]:
 
 
 def split_source(
-    inputs: NDArray[Any],
+    inputs: "NDArray[Any] | StoredInputs",
     targets: NDArray[Any],
     is_test: NDArray[np.bool_],
     classes: Sequence[str],
@@ -92,12 +93,19 @@ def split_source(
 ) -> DataArrays:
     """Return the examples in the fixed order, those of `is_test` as test examples; all may be.
 
+    Of inputs that are on disk, the test examples are read and the others stay there.
     Raises: InvalidInputError if there is no test example, or some training examples but not of every class.
     """
     if not is_test.any():
         raise InvalidInputError(f"{place} has no test example that can be used; needed: at least one")
     order = [rows[fixed_order(len(rows))] for rows in (np.flatnonzero(~is_test), np.flatnonzero(is_test))]
-    train, test = ((inputs[rows], targets[rows].astype(np.int64)) for rows in order)
+    labels = [targets[rows].astype(np.int64) for rows in order]
+    train_inputs: NDArray[Any] | StoredInputs
+    if isinstance(inputs, np.ndarray):
+        train_inputs, test_inputs = inputs[order[0]], inputs[order[1]]
+    else:
+        train_inputs, test_inputs = inputs.only(order[0]), inputs.array(order[1])
+    train, test = (train_inputs, labels[0]), (test_inputs, labels[1])
     if not is_test.all():
         return validate_arrays(train, test, classes, place)
     return DataArrays(
@@ -178,12 +186,22 @@ def class_names(classes: int | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def require_memory(needed: int, place: str) -> None:
-    """Raise InvalidInputError if this machine has less than `needed` bytes of memory, before it is filled."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def machine_memory() -> int:
+    """Return the bytes of memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def require_memory(needed: int, place: str, *, convertible: bool = False) -> None:
+    """Raise InvalidInputError if this machine has less than `needed` bytes of memory, before it is filled.
+
+    `convertible` says that `securesgd data convert` reads the source piece by piece.
+    """
+    memory = machine_memory()
     if needed > memory:
+        way = ", or `securesgd data convert` it to arrays that stay on disk" if convertible else ""
         raise InvalidInputError(
-            f"{place} needs {needed:,} bytes of memory, this machine has {memory:,}; give fewer or smaller examples"
+            f"{place} needs {needed:,} bytes of memory, this machine has {memory:,}; give fewer or smaller "
+            f"examples{way}"
         )
 
 

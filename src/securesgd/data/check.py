@@ -9,8 +9,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from securesgd.data.array_folder import is_array_folder
-from securesgd.data.image_folder import scan_image_folder
+import numpy as np
+
+from securesgd.data.array_folder import ARRAY_NAMES, is_array_folder, load_array, read_array_folder
+from securesgd.data.array_rows import ArrayRows
+from securesgd.data.image_scan import scan_image_folder
 from securesgd.data.problems import Problem
 from securesgd.data.settings import TABLE_SETTINGS, DataSettings, format_size
 from securesgd.data.table import find_schema, is_table, schema_place, schema_template, table_notes
@@ -22,15 +25,15 @@ from securesgd.errors import InvalidInputError, SecureSGDError
 class DataCheck:
     """What a source of data holds. All of it describes the data, and is as private as the data.
 
-    files      that were looked at: images (and what is among them), or the files of a table
+    files      that were looked at: images (and what is among them), the files of a table, arrays that can be read
     classes    examples of each class, by split; "all" if the source is not split. Empty while a table has no schema
     sizes      images of each size; modes: of each of Pillow's modes
-    rows       of a table; columns: their names in the order of the file
+    rows       of a table, or labels of arrays; columns: their names in the order of the file
     problems   everything that is wrong; `stops` says whether training would be refused
     template   the text of a schema to be filled in, for a table that has none
     """
 
-    kind: Literal["images", "table"]
+    kind: Literal["images", "table", "arrays"]
     files: int
     classes: dict[str, dict[str, int]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
@@ -65,14 +68,15 @@ class DataCheck:
 
 
 def check_data(path: str | PathLike[str], settings: DataSettings | None = None) -> DataCheck:
-    """Return what a table or a folder of images holds, and all of its problems in one pass over every file.
+    """Return what a table or a folder of images or arrays holds, and all problems in one pass over every file.
 
     Raises: InvalidInputError if the path is neither, a folder has only one of train/ and test/, or settings do not
     apply.
     """
     place, settings = Path(path).expanduser(), settings or DataSettings()
     if is_array_folder(place):
-        raise InvalidInputError(f"{place} is a folder of arrays; training checks all of them before its first step")
+        settings.require_only((), f"{place} is a folder of arrays")
+        return _check_arrays(place)
     if place.is_dir():
         return _check_folder(place, settings)
     if not is_table(place):
@@ -96,6 +100,38 @@ def _check_folder(folder: Path, settings: DataSettings) -> DataCheck:
         modes=_ranked(image.header.mode for image in scan.images),
         problems=scan.problems,
         skip_bad=settings.skip_bad,
+    )
+
+
+def _check_arrays(folder: Path) -> DataCheck:
+    problems, notes, loaded = [], [], {}
+    for name in ARRAY_NAMES:
+        try:
+            if name == ARRAY_NAMES[0]:
+                rows = ArrayRows(folder / name)
+                held = f"{rows.kind} of shape {rows.shape}"
+            else:
+                loaded[name] = load_array(folder / name)
+                held = f"{loaded[name].dtype} of shape {loaded[name].shape}"
+            notes.append(f"{name}: {held}")
+        except SecureSGDError as error:
+            problems.append(Problem(file="", problem=str(error)))
+    classes: dict[str, dict[str, int]] = {}
+    if not problems:
+        try:
+            arrays = read_array_folder(folder).arrays
+            for split, labels in (("train", arrays.train_targets), ("test", arrays.test_targets)):
+                counts = np.bincount(labels, minlength=len(arrays.class_names)).tolist()
+                classes[split] = dict(zip(arrays.class_names, counts, strict=True))
+        except SecureSGDError as error:
+            problems.append(Problem(file="", problem=str(error)))
+    return DataCheck(
+        kind="arrays",
+        files=len(notes),
+        classes=classes,
+        rows=sum(len(loaded[name]) for name in ARRAY_NAMES[1::2] if name in loaded and loaded[name].ndim),
+        problems=tuple(problems),
+        notes=tuple(notes),
     )
 
 

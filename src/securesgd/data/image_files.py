@@ -50,7 +50,7 @@ def read_header(path: Path | bytes) -> ImageHeader:
     """
     if isinstance(path, Path) and path.suffix.lower() not in SUFFIXES:
         raise InvalidInputError(f"is not an image of a valid kind: {', '.join(SUFFIXES)}")
-    with _open_image(path) as image:
+    with _without_size_warning(), _open_image(path) as image:
         if image.size[0] * image.size[1] > _MOST_PIXELS:
             raise InvalidInputError(f"has {format_size(image.size)} pixels; valid: at most {_MOST_PIXELS:,} in all")
         if image.mode not in GREY_MODES + _COLOUR_MODES or "transparency" in image.info:
@@ -62,7 +62,7 @@ def read_pixels(path: Path | bytes, mode: str, size: tuple[int, int] | None = No
     """Return the pixels as (height, width, channels), converted to `mode`, then resized if `size` is another.
 
     Resizing averages over all pixels that fall into one (bilinear with antialiasing) and does not keep proportions.
-    Orientation tags of a camera are not applied.
+    Orientation tags of a camera are not applied. Several threads may decode at once.
     Assumes: `read_header` accepted the file.
     Raises: InvalidInputError, without the file's name, if the file is damaged.
     """
@@ -77,6 +77,14 @@ def read_pixels(path: Path | bytes, mode: str, size: tuple[int, int] | None = No
 
 
 @contextlib.contextmanager
+def _without_size_warning() -> Iterator[None]:
+    """Silence Pillow about a size that is refused in words. Not for threads: the filters are those of the process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        yield
+
+
+@contextlib.contextmanager
 def _open_image(path: Path | bytes) -> Iterator[Any]:
     try:
         file = io.BytesIO(path) if isinstance(path, bytes) else open_regular(path)
@@ -84,10 +92,7 @@ def _open_image(path: Path | bytes) -> Iterator[Any]:
         raise InvalidInputError(f"cannot be read: {error}") from None
     with file:
         try:
-            with warnings.catch_warnings():
-                # The size is checked, and refused in words.
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                image = Image.open(file, formats=("PNG", "JPEG"))
+            image = Image.open(file, formats=("PNG", "JPEG"))
         except (*_DAMAGE, Image.DecompressionBombError) as error:
             raise InvalidInputError(f"cannot be read as PNG or JPEG: {_reason(error)}") from None
         with image:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from securesgd.data.array_folder import is_array_folder, read_array_folder
+from securesgd.data.array_folder import AS_GIVEN, is_array_folder, read_array_folder, require_same_reading
 from securesgd.data.arrays import DataArrays, SourceData, validate_arrays
 from securesgd.data.catalog import CATALOG, DataSet
 from securesgd.data.fetch import fetch
@@ -22,7 +22,7 @@ from securesgd.data.formats import read_files
 from securesgd.data.image_folder import read_image_folder
 from securesgd.data.npz_file import read_npz
 from securesgd.data.places import presence
-from securesgd.data.settings import DataSettings
+from securesgd.data.settings import FILE_SETTINGS, DataSettings
 from securesgd.data.sources import Progress
 from securesgd.data.stored_inputs import StoredInputs, input_tensor
 from securesgd.data.table import is_table, read_table
@@ -30,12 +30,11 @@ from securesgd.errors import DataUnavailableError, InvalidInputError, SecureSGDE
 from securesgd.runtime.import_path import is_import_path, load_function
 
 AnyPath = str | PathLike[str]
-_AS_GIVEN = "train and test as given"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadedData:
-    """A data set in memory; the training inputs of a folder of .npy files stay on disk, and are indexed like a tensor.
+    """A data set in memory; training inputs may stay on disk (docs/data.md), and are indexed like a tensor then.
 
     *_inputs    float32 in [0, 1], (n, *input_shape); *_targets int64 in 0..classes-1
     holdout_*   taken out of the training examples for validation, None if there are none; whatever is chosen by
@@ -138,7 +137,7 @@ def from_datasets(
     Raises: InvalidInputError for items of another kind, different shapes, or anything `load_data` refuses.
     """
     arrays = validate_arrays(_stack_items(train, "train"), _stack_items(test, "test"), classes, name)
-    return split_data(arrays, name=name, split=_AS_GIVEN, holdout=holdout, seed=seed)
+    return split_data(arrays, name=name, split=AS_GIVEN, holdout=holdout, seed=seed)
 
 
 def _stack_items(dataset: Dataset[Any], what: str) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -189,7 +188,7 @@ def load_data(
     A name of the catalog (as text; a Path is always a path) is looked for in `folder`, or in $SECURESGD_DATA and the
     user's cache, and fetched only if `download`. A path is a .npz file with x_train, y_train, x_test, y_test, a folder
     with train_x.npy, train_y.npy, test_x.npy, test_y.npy (whose training inputs stay on disk), a folder of images by
-    class, or a table (.csv, .tsv, .parquet) with a schema; `settings` say how the last two are read. An
+    class, or a table (.csv, .tsv, .parquet) with a schema; `settings` say how they are read. An
     import path `package.module:function` is imported, and the function called: it returns the arrays x_train, y_train,
     x_test, y_test, or two torch Datasets (train, test), or a LoadedData. `holdout` training examples, drawn with
     `seed`, are set apart for validation; the same arguments give the same split.
@@ -212,18 +211,21 @@ def load_data(
     else:
         path = Path(name_or_path).expanduser()
         if path.suffix == ".npz":
-            _require_no_reading(settings, preprocessing, f"{path} is a .npz file")
-            source = SourceData(arrays=read_npz(path), split="train and test of the .npz file")
+            _require_no_reading(settings, preprocessing, f"{path} is a .npz file", FILE_SETTINGS)
+            source = read_npz(path, on_disk=settings is not None and settings.on_disk)
         elif is_array_folder(path):
-            _require_no_reading(settings, preprocessing, f"{path} is a folder of arrays")
-            source = SourceData(arrays=read_array_folder(path), split=_AS_GIVEN)
+            source = read_array_folder(path)
+            same = bool(preprocessing and source.preprocessing)
+            _require_no_reading(settings, None if same else preprocessing, f"{path} is a folder of arrays")
+            if preprocessing and source.preprocessing:
+                require_same_reading(source.preprocessing, preprocessing, path)
         elif path.is_dir():
             _require_kind(preprocessing, "images", f"{path} is a folder")
             source = read_image_folder(path, settings, preprocessing, seed)
         elif is_import_path(name_or_path):
             (settings or DataSettings()).require_only((), f"{name} is a function")
             arrays, by_share = _function_arrays(load_function(name, "the data set"), name)
-            source = SourceData(arrays=arrays, split=_AS_GIVEN, by_share=by_share)
+            source = SourceData(arrays=arrays, split=AS_GIVEN, by_share=by_share)
         elif is_table(path):
             _require_kind(preprocessing, "table", f"{path} is a table")
             source = read_table(path, settings, preprocessing, seed)
@@ -242,9 +244,11 @@ def load_data(
     )
 
 
-def _require_no_reading(settings: DataSettings | None, preprocessing: Mapping[str, Any] | None, source: str) -> None:
+def _require_no_reading(
+    settings: DataSettings | None, preprocessing: Mapping[str, Any] | None, source: str, valid: Sequence[str] = ()
+) -> None:
     """Raise InvalidInputError if a source that is read as it is was given settings, or the schema of a table."""
-    (settings or DataSettings()).require_only((), source)
+    (settings or DataSettings()).require_only(valid, source)
     if preprocessing and preprocessing.get("kind") != "images":  # images of the right shape are always images
         _require_kind(preprocessing, "", source)
 

@@ -1,6 +1,6 @@
 """How the user's own data is read: the table [data] of a configuration."""
 
-__all__ = ["FOLDER_SETTINGS", "TABLE_SETTINGS", "DataSettings", "format_size"]
+__all__ = ["FILE_SETTINGS", "FOLDER_SETTINGS", "TABLE_SETTINGS", "DataSettings", "format_size"]
 
 import re
 from collections.abc import Collection
@@ -10,7 +10,8 @@ from securesgd.errors import InvalidInputError
 from securesgd.validate import validate_types
 
 TABLE_SETTINGS = ("target", "schema", "test", "test_share")
-FOLDER_SETTINGS = ("test_share", "resize", "skip_bad")
+FOLDER_SETTINGS = ("test_share", "resize", "skip_bad", "on_disk")
+FILE_SETTINGS = ("on_disk",)
 _MOST_SIDE = 4096
 """Pixels of a side after resizing."""
 
@@ -34,6 +35,8 @@ class DataSettings:
     """Of a folder: width and height in pixels, like "64x64"."""
     skip_bad: bool = False
     """Of a folder: leave out files that cannot be used."""
+    on_disk: bool = False
+    """Of a folder or .npz file: read training inputs as they are sampled, also if they fit a quarter of the memory."""
 
     def __post_init__(self) -> None:
         validate_types(self)
@@ -72,6 +75,7 @@ class DataSettings:
             if name not in valid:
                 ways = dict.fromkeys(TABLE_SETTINGS, "a table") | dict.fromkeys(FOLDER_SETTINGS, "a folder")
                 ways["test_share"] = "a table without test, or a folder without train/ and test/"
+                ways["on_disk"] = "a folder of images or an uncompressed .npz file"
                 raise InvalidInputError(f"{name} is {getattr(self, name)!r} but {source}; {name} is for {ways[name]}")
 
 

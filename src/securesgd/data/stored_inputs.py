@@ -1,135 +1,76 @@
-"""Inputs that stay on disk: rows of a .npy file are read when they are asked for, as the bytes they have in memory.
+"""Inputs that stay on disk: rows are read when they are asked for, as the bits that they have in memory."""
 
-Rows are read with pread rather than mapped into memory: mapped pages would count as memory of the process, and a file
-that is cut short while it is read would end the process instead of raising an error.
-"""
+__all__ = ["RowSource", "StoredInputs", "input_tensor", "stays_on_disk"]
 
-__all__ = ["StoredInputs", "input_tensor"]
-
-import math
-import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from securesgd.data.arrays import channels_first
-from securesgd.errors import DamagedFileError, InvalidInputError
-from securesgd.runtime.storage import open_regular
+from securesgd.data.arrays import channels_first, machine_memory
 
-_PART = 16 << 20
-"""Bytes read at once when all rows are looked at."""
 Rows = slice | NDArray[np.int64] | NDArray[np.bool_] | Tensor
 
 
-class _Descriptor:
-    """An open file, closed when the last of the inputs that are read from it is gone."""
+class RowSource(Protocol):
+    """Where rows are read from: a part of a file, or a file for each row.
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    place  for messages
+    shape  number of rows, then the shape of one; kind is the type of its numbers, uint8 or floating in [0, 1]
+    """
 
-    def __del__(self) -> None:
-        os.close(self.number)
+    place: str
+    shape: tuple[int, ...]
+    kind: np.dtype[Any]
+
+    def read(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the rows at these numbers, at least one."""
 
 
 class StoredInputs:
-    """The inputs of a .npy file, as a tensor would be indexed: `inputs[rows]` is float32 in [0, 1], channels first.
+    """Inputs on disk, as a tensor would be indexed: `inputs[rows]` is float32 in [0, 1], channels first.
 
     Guarantee: `inputs[rows]` has the bits that `load_data` gives the same rows in memory; only these rows are held.
-    Assumes: the file is not changed while it is used (the digest of a run is of what was read first).
-    Raises: InvalidInputError for another shape or kind of numbers than `load_data` takes, or values outside [0, 1];
-    DamagedFileError if the file is cut short.
+    Assumes: the source was checked when it was opened and is not changed while it is used (the digest of a run is of
+    what was read first).
+    Raises: InvalidInputError for another shape or kind of numbers than `load_data` takes; DamagedFileError if rows
+    cannot be read any more.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with open_regular(path) as file:
-            try:
-                version = np.lib.format.read_magic(file)
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                shape, by_columns, self._kind = read(file)
-            except ValueError as error:
-                raise DamagedFileError(f"{path} cannot be read as .npy: {error}") from None
-            if by_columns or self._kind.hasobject or len(shape) < 2:
-                raise InvalidInputError(
-                    f"{path} holds {self._kind} of shape {shape}{' by columns' if by_columns else ''}; valid: rows of "
-                    "uint8 or floating numbers one after another, as numpy.save writes them"
-                )
-            self._row, self._start = shape[1:], file.tell()
-            self._bytes = math.prod(self._row) * self._kind.itemsize
-            size, expected = os.fstat(file.fileno()).st_size, self._start + shape[0] * self._bytes
-            if size < expected:
-                raise DamagedFileError(f"{path} has {size:,} bytes, its header says {expected:,}")
-            self._file = _Descriptor(os.dup(file.fileno()))
-        self._rows: NDArray[np.int64] | None = None
-        self._length = int(shape[0])
-        first = channels_first(np.empty((min(1, self._length), *self._row), self._kind), str(path))
-        self.shape = torch.Size((self._length, *first.shape[1:]))
-        self._require_range()
+    def __init__(self, source: RowSource, rows: NDArray[np.int64] | None = None) -> None:
+        self._source, self._rows = source, rows
+        count = source.shape[0] if rows is None else len(rows)
+        one = channels_first(np.empty((min(1, count), *source.shape[1:]), source.kind), source.place)
+        self.shape = torch.Size((count, *one.shape[1:]))
 
     def __len__(self) -> int:
-        return self._length
+        return self.shape[0]
 
     def __getitem__(self, rows: Rows) -> Tensor:
         """Return these rows, of a slice, indices or a mask."""
+        return input_tensor(self.array(rows))
+
+    def array(self, rows: Rows) -> NDArray[Any]:
+        """Return these rows as the numbers that are stored, channels first."""
         numbers = self._numbers(rows)
         if len(numbers) == 0:  # an empty sample
-            return torch.empty((0, *self.shape[1:]))
-        return input_tensor(channels_first(self._read(numbers), str(self.path)))
+            return np.empty((0, *self.shape[1:]), self._source.kind)
+        return channels_first(self._source.read(numbers), self._source.place)
 
-    def only(self, kept: NDArray[np.bool_]) -> "StoredInputs":
-        """Return the inputs of a part of the rows, from the same file."""
-        part = object.__new__(StoredInputs)
-        part.__dict__ |= self.__dict__
-        part._rows = self._numbers(kept)
-        part._length = len(part._rows)
-        part.shape = torch.Size((part._length, *self.shape[1:]))
-        return part
+    def only(self, rows: Rows) -> "StoredInputs":
+        """Return the inputs of a part of the rows, from the same source."""
+        return StoredInputs(self._source, self._numbers(rows))
 
     def _numbers(self, rows: Rows) -> NDArray[np.int64]:
-        """Return the places of these rows in the file."""
+        """Return the places of these rows in the source."""
         if isinstance(rows, slice):
-            numbers = np.arange(*rows.indices(self._length))
+            numbers = np.arange(*rows.indices(len(self)))
         else:
             numbers = np.asarray(rows)
             numbers = np.flatnonzero(numbers) if numbers.dtype == bool else numbers.astype(np.int64)
         return numbers if self._rows is None else self._rows[numbers]
-
-    def _read(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
-        """Return rows of the file; those that follow one another in it are read in one go."""
-        values = np.empty((len(numbers), *self._row), self._kind)
-        memory = values.reshape(-1).view(np.uint8).data
-        starts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
-        for first, after in zip(starts, [*starts[1:], len(numbers)], strict=True):
-            wanted = memory[first * self._bytes : after * self._bytes]
-            at = self._start + int(numbers[first]) * self._bytes
-            while len(wanted):
-                count = os.preadv(self._file.number, [wanted], at)
-                if count == 0:
-                    raise DamagedFileError(f"{self.path} was cut short while it was read; put it back and start again")
-                wanted, at = wanted[count:], at + count
-        return values
-
-    def _parts(self) -> Iterator[tuple[int, NDArray[Any]]]:
-        step = max(1, _PART // max(1, self._bytes))
-        for first in range(0, self._length, step):
-            yield first, self._read(np.arange(first, min(first + step, self._length)))
-
-    def _require_range(self) -> None:
-        if self._kind == np.uint8:
-            return
-        for first, values in self._parts():
-            outside = ~((values >= 0) & (values <= 1)).reshape(len(values), -1).all(axis=1)  # NaN, too
-            if outside.any():
-                row = int(outside.argmax())
-                raise InvalidInputError(
-                    f"{self.path} has values in [{values[row].min():g}, {values[row].max():g}] in row {first + row}; "
-                    "valid: uint8 in 0..255 or float in [0, 1]"
-                )
 
 
 def input_tensor(pixels: NDArray[Any]) -> Tensor:
@@ -137,3 +78,11 @@ def input_tensor(pixels: NDArray[Any]) -> Tensor:
     tensor = torch.empty(pixels.shape, dtype=torch.float32)
     tensor.numpy()[:] = pixels
     return tensor.div_(255) if pixels.dtype == np.uint8 else tensor
+
+
+def stays_on_disk(numbers: int, asked: bool) -> bool:
+    """Return whether this many numbers are read as they are sampled: if asked for, or if they would fill memory.
+
+    The limit is a quarter of this machine's memory, as float32.
+    """
+    return asked or 4 * numbers > machine_memory() // 4

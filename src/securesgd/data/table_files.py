@@ -1,12 +1,14 @@
 """The cells of a table, by column: a CSV file as text, a Parquet file as numbers and text."""
 
-__all__ = ["TABLE_SUFFIXES", "TableCells", "read_cells"]
+__all__ = ["TABLE_SUFFIXES", "TableCells", "count_rows", "read_blocks", "read_cells"]
 
 import csv
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,32 +51,67 @@ def read_cells(path: Path) -> TableCells:
         raise InvalidInputError(printable(f"{path}: {error}")) from None
 
 
+def read_blocks(path: Path, rows: int = 10_000) -> Iterator[TableCells]:
+    """Yield the cells of a file of any size, some rows at a time; all blocks have the same columns.
+
+    Raises: as `read_cells`, with the rows that are wrong in the first block that has any.
+    """
+    blocks = _parquet_blocks if path.suffix.lower() == ".parquet" else _csv_blocks
+    try:
+        yield from blocks(path, rows)
+    except InvalidInputError as error:
+        raise InvalidInputError(printable(f"{path}: {error}")) from None
+
+
+def count_rows(path: Path) -> int:
+    """Return the number of rows of a file of any size. Raises: as `read_blocks`."""
+    if path.suffix.lower() != ".parquet":
+        return sum(block.rows for block in read_blocks(path))
+    try:
+        with _open_parquet(path) as (_, content, _):
+            return int(content.metadata.num_rows)
+    except InvalidInputError as error:
+        raise InvalidInputError(printable(f"{path}: {error}")) from None
+
+
 def _read_csv(path: Path) -> TableCells:
     with open_regular(path) as file:
         size = file.seek(0, io.SEEK_END)
-        require_memory(_CSV_MEMORY * size, "the file")
-        file.seek(0)
+    require_memory(_CSV_MEMORY * size, "the file", convertible=True)
+    return next(_csv_blocks(path, None))
+
+
+def _csv_blocks(path: Path, rows: int | None) -> Iterator[TableCells]:
+    """Yield the rows of a file, all at once if `rows` is None."""
+    with open_regular(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         try:
             delimiter = _delimiter(text)
-            rows = [row for row in csv.reader(text, delimiter=delimiter, strict=True) if row]
+            lines = (row for row in csv.reader(text, delimiter=delimiter, strict=True) if row)
+            header = next(lines, None)
+            if header is None:
+                raise InvalidInputError("is empty; needed: a line with the names of the columns, then rows")
+            names, before = _column_names(header), 0
+            while (body := list(islice(lines, rows))) or not before:
+                _require_width(body, len(header), before, delimiter)
+                _require_rows(len(body))
+                columns = dict(zip(names, zip(*body, strict=True), strict=True))
+                yield TableCells(columns=columns, rows=len(body), form=f"divided by {_DELIMITERS[delimiter]}")
+                before += len(body)
         except UnicodeDecodeError as error:
             raise InvalidInputError(f"is no UTF-8 text ({error.reason}); save it as UTF-8") from None
         except csv.Error as error:
             raise InvalidInputError(f"cannot be read as CSV divided by {_DELIMITERS[delimiter]}: {error}") from None
-    if not rows:
-        raise InvalidInputError("is empty; needed: a line with the names of the columns, then rows")
-    header, body = rows[0], rows[1:]
-    names = _column_names(header)
-    ragged = [f"row {i} has {len(row)}" for i, row in enumerate(body, 1) if len(row) != len(header)]
+
+
+def _require_width(body: Sequence[Sequence[str]], width: int, before: int, delimiter: str) -> None:
+    """Raise InvalidInputError unless all rows, which follow `before` others, have this many cells."""
+    ragged = [f"row {i} has {len(row)}" for i, row in enumerate(body, before + 1) if len(row) != width]
     if ragged:
         raise InvalidInputError(
-            f"{len(ragged):,} rows do not have the {len(header)} columns of the first line, divided by "
+            f"{len(ragged):,} rows do not have the {width} columns of the first line, divided by "
             f"{_DELIMITERS[delimiter]}: {join_some(ragged)}"
         )
-    _require_rows(len(body))
-    columns = dict(zip(names, zip(*body, strict=True), strict=True))
-    return TableCells(columns=columns, rows=len(body), form=f"divided by {_DELIMITERS[delimiter]}")
 
 
 def _delimiter(text: io.TextIOWrapper) -> str:
@@ -112,6 +149,26 @@ def _require_rows(rows: int) -> None:
 
 
 def _read_parquet(path: Path) -> TableCells:
+    with _open_parquet(path) as (arrow, content, names):
+        groups = [content.metadata.row_group(i) for i in range(content.metadata.num_row_groups)]
+        cells = content.metadata.num_rows * content.metadata.num_columns
+        unpacked = sum(group.total_byte_size for group in groups)
+        require_memory(max(_PARQUET_MEMORY * cells, 2 * unpacked), "the file", convertible=True)
+        table = content.read()
+        return _table_cells(arrow, table, names)
+
+
+def _parquet_blocks(path: Path, rows: int) -> Iterator[TableCells]:
+    """Yield the rows of a file; a row group at a time is unpacked."""
+    with _open_parquet(path) as (arrow, content, names):
+        _require_rows(content.metadata.num_rows)
+        for batch in content.iter_batches(rows):
+            yield _table_cells(arrow, arrow.Table.from_batches([batch]), names)
+
+
+@contextmanager
+def _open_parquet(path: Path) -> Iterator[tuple[Any, Any, list[str]]]:
+    """Yield pyarrow, the open file and the names of its columns; what reading it raises is said in words."""
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
@@ -120,14 +177,13 @@ def _read_parquet(path: Path) -> TableCells:
     with open_regular(path) as file:
         try:
             content = parquet.ParquetFile(file)
-            groups = [content.metadata.row_group(i) for i in range(content.metadata.num_row_groups)]
-            cells = content.metadata.num_rows * content.metadata.num_columns
-            unpacked = sum(group.total_byte_size for group in groups)
-            require_memory(max(_PARQUET_MEMORY * cells, 2 * unpacked), "the file")
-            names = _column_names(content.schema_arrow.names)
-            table = content.read()
+            yield arrow, content, _column_names(content.schema_arrow.names)
         except (arrow.ArrowException, OSError, OverflowError) as error:
             raise InvalidInputError(f"cannot be read as Parquet: {str(error)[:200]}") from None
+
+
+def _table_cells(arrow: Any, table: Any, names: Sequence[str]) -> TableCells:
+    """Return the cells of an arrow table. Raises: InvalidInputError if it has no rows or odd columns."""
     _require_rows(table.num_rows)
     columns: dict[str, Cells] = {}
     odd = []

@@ -64,7 +64,7 @@ class TensorExamples:
 
 
 class StoredExamples:
-    """Examples whose inputs stay on disk: a batch is read when it is asked for."""
+    """Examples whose inputs, float32 in [0, 1] of one shape, stay on disk: a batch is read when it is asked for."""
 
     def __init__(self, inputs: StoredInputs, targets: Tensor) -> None:
         if len(inputs) != len(targets):
@@ -134,12 +134,18 @@ def check_examples(examples: Examples, model: nn.Module, *, labelled: bool) -> N
     output less 1. Inputs that are whole numbers are tokens below the size of the model's largest embedding; which of
     its tables they go to is decided by the model, so it is run on all of them.
 
+    Inputs on disk were checked when they were opened, and are of one shape and type: they are not read again.
+
     The outcome depends on the data and is not a release: the check precedes the run, for whoever holds the data, with
     nothing written yet. During the run, an invalid index would be an error that reveals a record.
 
     Raises:
         InvalidInputError: naming the first example outside, its value and the bounds.
     """
+    if isinstance(examples, StoredExamples):
+        if labelled:
+            _require_labels(examples.targets, _output_width(model, examples), 0)
+        return
     vocabulary = max((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=None)
     classes = _output_width(model, examples) if labelled else None
     first: list[tuple[Any, ...]] | None = None
@@ -149,12 +155,7 @@ def check_examples(examples: Examples, model: nn.Module, *, labelled: bool) -> N
         if kind != first:
             raise _mismatch(start, kind, first)
         if classes is not None:
-            if not targets.is_floating_point():
-                _require_range(targets, "label", classes, start)
-            elif targets.shape[1:2] != (classes,):
-                raise InvalidInputError(
-                    f"labels are {targets.dtype}: they must be whole numbers from 0 to {classes - 1}"
-                )
+            _require_labels(targets, classes, start)
         if vocabulary is not None and not inputs.is_floating_point():
             _require_range(inputs, "token", vocabulary, start)
         if not inputs.is_floating_point():
@@ -167,6 +168,8 @@ def check_range(examples: Examples, input_range: tuple[float, float]) -> None:
     As `check_examples`, it precedes the run. Raises: InvalidInputError naming the first example outside, with values.
     """
     low, high = input_range
+    if isinstance(examples, StoredExamples) and low <= 0 and high >= 1:
+        return
     for start, inputs, _ in _read_all(examples):
         if not inputs.is_floating_point():
             return
@@ -253,6 +256,13 @@ def _require_outputs(model: nn.Module, tokens: Tensor, start: int) -> None:
             raise InvalidInputError(
                 f"the model does not take examples {start + at} to {start + at + len(piece) - 1}: {error}"
             ) from error
+
+
+def _require_labels(targets: Tensor, classes: int, start: int) -> None:
+    if not targets.is_floating_point():
+        _require_range(targets, "label", classes, start)
+    elif targets.shape[1:2] != (classes,):
+        raise InvalidInputError(f"labels are {targets.dtype}: they must be whole numbers from 0 to {classes - 1}")
 
 
 def _require_range(values: Tensor, what: str, count: int, start: int) -> None:
