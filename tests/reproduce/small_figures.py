@@ -55,7 +55,7 @@ def small_grids():
         ),
     }
     small_experiments = {name: dataclasses.replace(EXPERIMENTS[name], cells=grid.cells) for name, grid in grids.items()}
-    no_picture = patch("securesgd.run_training.redistribution_figure")
+    no_picture = patch("securesgd.run_job.redistribution_figure")
     with no_picture, patch("securesgd.config.preset", quickly_accounted), patch.dict(EXPERIMENTS, small_experiments):
         yield
 
