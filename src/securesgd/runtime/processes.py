@@ -84,18 +84,17 @@ def working_alone() -> Iterator[None]:
 
 
 def first_to_say(words: str) -> bool:
-    """Return whether this process is the one of the job to print `words`; the others are to be silent.
-
-    Processes that have not met yet fail alike, before any work: the first one speaks for all.
-    """
+    """Return whether this process is the one of the job to print `words`; the others are to be silent."""
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
         return True
-    if not _meeting_place.cache_info().currsize:
+    launcher_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not launcher_has_store and not _meeting_place.cache_info().currsize:
+        # Whoever failed before the processes met would wait for them; they fail alike, and the first speaks for all.
         return os.environ.get("RANK", "0") == "0"
-    store, _, _ = _meeting_place()
     try:
+        store, _, _ = _meeting_place()
         return bool(store.add(f"securesgd said {hashlib.sha256(words.encode()).hexdigest()}", 1) == 1)
-    except (RuntimeError, ConnectionError):  # the process that kept the store is gone: better twice than never
+    except (RuntimeError, ConnectionError):  # whoever kept the store is gone: better twice than never
         return True
 
 
