@@ -8,6 +8,7 @@ __all__ = ["Processes", "first_to_say", "process_group", "share_out", "working_a
 import hashlib
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -64,12 +65,20 @@ def process_group() -> Iterator["Processes"]:
             store, rank, count = _meeting_place()
             # A later group must not find the addresses of an earlier one.
             own = dist.PrefixStore(f"securesgd {next(_GROUPS)}", store)  # type: ignore[attr-defined]
+            _wait_for_all(own, count)
             dist.init_process_group("gloo", store=own, rank=rank, world_size=count, timeout=_PATIENCE)
     try:
         yield Processes()
     finally:
         if starts:
             dist.destroy_process_group()
+
+
+def _wait_for_all(store: Any, count: int) -> None:
+    """Return when all processes have come. Torch would wait for them, too, but deaf to signals if one never comes."""
+    store.add("here", 1)
+    while store.add("here", 0) < count:
+        time.sleep(0.02)
 
 
 @contextmanager
