@@ -61,10 +61,6 @@ def killed_and_resumed(launch, whole, kills, *, by_restart=False):
     return moments
 
 
-def test_a_killed_rank_costs_one_line_and_no_bits(launch, whole):
-    killed_and_resumed(launch, whole, 2)
-
-
 @pytest.mark.slow
 def test_twenty_kills(launch, whole):
     moments = killed_and_resumed(launch, whole, 20)
