@@ -35,7 +35,9 @@ _alone = 0
 @cache
 def _meeting_place() -> tuple[Any, int, int]:
     """Return the store by which processes find each other, this process's rank and their number; kept to the end."""
-    return next(rendezvous("env://"))
+    store, rank, count = next(rendezvous("env://"))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store when it restarts a job
+    return dist.PrefixStore(f"attempt {attempt}", store), rank, count  # type: ignore[attr-defined]
 
 
 @contextmanager
