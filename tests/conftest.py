@@ -48,3 +48,12 @@ def tiny_run(tmp_path_factory):
 @pytest.fixture
 def copied_run(tiny_run, tmp_path):
     return Path(shutil.copytree(tiny_run, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory):
+    """A function that runs a command in two ranks, in the folder `launch.place`."""
+    from tests.ranks import two_ranks
+
+    with two_ranks(tmp_path_factory.mktemp("jobs")) as run:
+        yield run

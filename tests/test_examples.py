@@ -68,3 +68,26 @@ def _require_same_verbs_on_the_command_line(folder, network):
         result = run_here(*command)
         assert result.returncode == 0, result.stderr
         assert "missing" not in result.stderr
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_the_slurm_script_starts_a_run_or_resumes_it(is_resumed, tmp_path):
+    """With a Slurm that only says what it is asked: no cluster is here."""
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho first-machine\necho second-machine\n")
+    (tmp_path / "srun").write_text('#!/bin/sh\nprintf "%s\\n" "$OMP_NUM_THREADS" "$@"\n')
+    for name in ("scontrol", "srun"):
+        (tmp_path / name).chmod(0o755)
+    if is_resumed:
+        (tmp_path / "config.toml").touch()
+    slurm = {"SLURM_JOB_NODELIST": "x", "SLURM_NNODES": "2", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "16"}
+    answer = subprocess.run(
+        [ROOT / "examples" / "slurm.sh"], capture_output=True, text=True, check=True,
+        env=os.environ | slurm | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OUT": str(tmp_path)},
+    )  # fmt: skip
+    threads, *words = answer.stdout.split()
+    assert threads == "4"
+    assert words[:5] == ["torchrun", "--nnodes", "2", "--nproc-per-node", "4"]
+    assert words[words.index("--rdzv-endpoint") + 1] == "first-machine:29500"
+    own = words[words.index("securesgd") + 1 :]
+    settings = ["--resume"] if is_resumed else ["--dataset", "mnist", "--method", "dpsgd", "--epsilon", "3"]
+    assert own == ["train", *settings, "--out", str(tmp_path)]

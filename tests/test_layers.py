@@ -46,7 +46,7 @@ LAYERS = (
     ("reproduce",),
     ("serve",),
     ("cli",),
-    ("",),  # the front door, securesgd/__init__.py
+    ("", "__main__"),  # the front doors: securesgd/__init__.py, and `python -m securesgd`
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 VERSION = ("", "__version__")  # a plain string of the front door, which every layer may record
@@ -67,6 +67,7 @@ KNOWN_TORCH: set[str] = set()
 LONGEST, SHORTEST = 400, 40
 KNOWN_LONG: set[str] = set()
 SHORT = {
+    "__main__.py": "`python -m securesgd` is the command line and nothing else",
     "cli/export.py": "a command is an edge",
     "cli/sign.py": "a command is an edge",
     "theory/rounding.py": "one rule of rounding for every printed bound",

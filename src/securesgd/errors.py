@@ -5,7 +5,8 @@
     │   └── DivergedError     training ended with weights that are not finite
     ├── PrivacyError          a step would break, or could not prove, the privacy statement
     ├── DamagedFileError      a file of a run folder is missing parts, foreign or corrupt
-    └── DataUnavailableError  a data set could be had from none of its origins
+    ├── DataUnavailableError  a data set could be had from none of its origins
+    └── PeerStoppedError      another process of the same job stopped with an error, which it tells itself
 
 A message is one line: it names the value it got and says what would be valid. The command line prints it and
 exits with code 2.
@@ -16,6 +17,7 @@ __all__ = [
     "DataUnavailableError",
     "DivergedError",
     "InvalidInputError",
+    "PeerStoppedError",
     "PrivacyError",
     "SecureSGDError",
     "nearest",
@@ -48,6 +50,10 @@ class DamagedFileError(SecureSGDError):
 
 class DataUnavailableError(SecureSGDError):
     """A data set could be had from none of its origins; the message lists what was tried and what to do by hand."""
+
+
+class PeerStoppedError(SecureSGDError):
+    """Another process of the same job stopped with an error, which it tells itself."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

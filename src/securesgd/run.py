@@ -206,7 +206,9 @@ class Run:
             examples=examples or 0, again=again, keep_images=keep_images, probes=sanity_checks, on_progress=on_progress,
         )  # fmt: skip
         class_names = self.record["class_names"]
-        picture = draw_gallery(self.path, evaluation, inputs, dataset=self.config.dataset, class_names=class_names)
+        picture = Processes().on_first(
+            lambda: draw_gallery(self.path, evaluation, inputs, dataset=self.config.dataset, class_names=class_names)
+        )
         return replace(evaluation, picture=picture)
 
     def falsify(

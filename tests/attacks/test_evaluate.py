@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from securesgd.attacks import evaluate
+from securesgd.attacks import evaluate, measurement
 from securesgd.attacks.cells import Cells, cell_name, load_images
 from securesgd.attacks.craft import craft
 from securesgd.attacks.evaluate import EvaluationSettings, evaluate_run
@@ -62,13 +62,13 @@ def test_both_accuracies_intervals_and_the_sandwich(noisy, few, tmp_path):
 
 
 def test_inflated_certificates_are_caught(noisy, few, tmp_path, monkeypatch):
-    true = evaluate.make_certifier
+    true = measurement.make_certifier
 
     def inflated(*arguments):
         certifier = true(*arguments)
         return lambda *request: certifier(*request) | {"tight": np.full(len(request[0]), 0.5)}
 
-    monkeypatch.setattr(evaluate, "make_certifier", inflated)
+    monkeypatch.setattr(measurement, "make_certifier", inflated)
     evaluation = evaluated(tmp_path, noisy, few, grid("madry", budgets=(0.3,)))
     assert not evaluation.holds
     (cell,) = evaluation.cells.values()
@@ -100,7 +100,7 @@ def test_what_is_there_is_not_measured_again(noisy, few, tmp_path, monkeypatch):
         raise AssertionError("measured again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluate, "attack_examples", never)
+        patch.setattr(measurement, "attack_examples", never)
         second = evaluated(tmp_path, noisy, few)
         with pytest.raises(AssertionError, match="measured again"):
             evaluated(tmp_path, noisy, few, again=True)

@@ -233,6 +233,8 @@ def test_certification_resumes_and_is_never_silently_replaced(plain_run, folder,
     other = Path(shutil.copytree(plain_run, tmp_path / "parts"))
     monkeypatch.setattr("securesgd.certificates.parts.FIRST_PART", 5)
     monkeypatch.setattr("securesgd.certificates.parts.LARGEST_PART", 5)
+    for module in ("intervals", "run_intervals"):
+        monkeypatch.setattr(f"securesgd.certificates.{module}.BLOCK", 5)
 
     def stop(done, of):
         if done > 9:

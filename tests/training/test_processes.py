@@ -140,7 +140,7 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step(two_ranks):
 
 def test_an_error_on_one_rank_stops_both(two_ranks):
     (first, second), _ = two_ranks["poisoned"]
-    assert first == "refused: another process of this training stopped with an error; see its message"
+    assert first == "refused: another process of this job stopped with an error; see its message"
     assert second.startswith("refused: loss returned shape []")
 
 

@@ -74,13 +74,18 @@ class Cells:
             self.rows = [row for row in self.rows if row["cell"] != name]
             _images_path(self.folder, name).unlink(missing_ok=True)
         new = {"attack": attack.identity, "measured": measured, "seconds": 0.0, **dict.fromkeys(_COUNTS, 0)}
-        entry = self.entries.setdefault(name, new if data is None else new | {"data": data})
-        if data is not None and entry.get("data", data) != data:  # entries of earlier versions do not say
+        self.entries.setdefault(name, new if data is None else new | {"data": data})
+        self.require_data(name, data)
+        return name
+
+    def require_data(self, name: str, data: str | None) -> None:
+        """Raise InvalidInputError if a cell has rows of a test set with another digest than `data`."""
+        there = self.entries.get(name, {}).get("data", data)  # entries of earlier versions do not say
+        if data is not None and there != data:
             raise InvalidInputError(
-                f"{self.folder / ATTACKS} has rows of {name} on other data (sha256 {str(entry['data'])[:8]}…) than the "
+                f"{self.folder / ATTACKS} has rows of {name} on other data (sha256 {str(there)[:8]}…) than the "
                 f"given ({data[:8]}…); give the same, or --again to replace them"
             )
-        return name
 
     def cell_rows(self, name: str, examples: int | None = None) -> list[dict[str, Any]]:
         """Return a cell's rows in the order of the examples, of the first `examples` if given."""

@@ -4,19 +4,13 @@ Examples are attacked in parts, and a part is on disk as soon as it is done: the
 asking for more examples attacks only the new ones.
 """
 
-__all__ = [
-    "INTERVAL_TOLERANCE",
-    "Evaluation",
-    "EvaluationSettings",
-    "collect_warnings",
-    "evaluate_run",
-    "make_certifier",
-]
+__all__ = ["Evaluation", "EvaluationSettings", "collect_warnings", "evaluate_run"]
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,48 +19,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from securesgd.attacks.ball import PIXELS
-from securesgd.attacks.cells import Cells
-from securesgd.attacks.harness import Certifier, attack_examples, clean_votes
+from securesgd.attacks.cells import Cells, cell_name
+from securesgd.attacks.harness import AttackedExamples
+from securesgd.attacks.measurement import EvaluationSettings, Measurement
 from securesgd.attacks.objective import evaluation_mode
-from securesgd.attacks.projected_gradient import Progress
 from securesgd.attacks.robust_accuracy import PLACES, Place, attack_balance, attack_summary
-from securesgd.attacks.sanity_checks import SanityWarning, check_rows, probe_attack
+from securesgd.attacks.sanity_checks import SanityWarning, check_rows
 from securesgd.attacks.settings import AttackSettings
-from securesgd.certificates.certify import certify
-from securesgd.certificates.intervals import has_interval_bounds
-from securesgd.certificates.record import CertifySettings
-from securesgd.certificates.rules import INTERVAL, MAX_DRAWS
-from securesgd.certificates.run_certificates import SENSITIVITIES
-from securesgd.certificates.sensitivity import fingerprint, known_sensitivity
+from securesgd.certificates.sensitivity import fingerprint
 from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
+from securesgd.runtime.processes import Processes, share_out
 from securesgd.theory.class_balance import WARNING, ClassBalance
 from securesgd.validate import validate_count
 
 PART = 100
 """Examples between two writes."""
-INTERVAL_TOLERANCE = 1e-3
-"""Of interval radii beside an attack."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationSettings:
-    """How attacks are measured: part of what a cell is."""
-
-    draws: int = 1000
-    """Votes per image; a model without noise votes once."""
-    certify_draws: int = 1000
-    """Draws of each certificate; 0 for none. Interval certificates of a model without noise draw nothing."""
-    failure_prob: float = 0.001
-    """Of each certificate, and of the verdict that one is contradicted."""
-
-    def __post_init__(self) -> None:
-        validate_count("draws", self.draws, 1, MAX_DRAWS)
-        validate_count("certify_draws", self.certify_draws, 0, MAX_DRAWS)
-        if not 0 < self.failure_prob < 1:
-            raise InvalidInputError(f"failure_prob is {self.failure_prob!r}; valid: between 0 and 1")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -129,6 +98,8 @@ def evaluate_run(
     A cell on disk with the same settings is not measured again (unless `again`, which replaces it); one that is there
     in part is finished. `probes` runs the sanity checks of each attack at its largest budget. `on_progress` gets the
     attack at work and the share of the whole call that is done.
+    Under torch.distributed processes share the parts of all cells, and the first one writes; rows are those that a
+    single process makes, bit for bit, and every process returns the whole.
     Raises: InvalidInputError if the data do not fit the model or are not those of a cell on disk, or another process
     attacks the folder; DamagedFileError if the files there are damaged or were made with other weights. Nothing is
     overwritten then.
@@ -136,146 +107,111 @@ def evaluate_run(
     settings, data = settings or EvaluationSettings(), examples_digest(inputs, targets)
     if validate_count("examples", examples, 0):
         inputs, targets = inputs[:examples], targets[:examples]
-    outputs = _require_fit(model, inputs, targets, classes)
-    measure = _Measurement(folder, model, inputs, targets, settings)
-    with Cells.open(folder, fingerprint(model)) as cells:
-        names, images, balances = {}, {}, {}
-        for number, attack in enumerate(attacks):
-            name = names[attack] = cells.begin(attack, asdict(settings), data, again=again)
+    outputs, processes = _require_fit(model, inputs, targets, classes), Processes()
+    with ExitStack() as stack:
+        cells = processes.on_first(lambda: stack.enter_context(Cells.open(folder, fingerprint(model))))
+        names = {attack: cell_name(attack, asdict(settings)) for attack in attacks}
+        jobs = _open_jobs(cells, names, len(inputs), data, again=again, probes=probes)
+        measure = Measurement(folder, model, inputs, targets, settings, {job.attack.norm for job in jobs})
+        last = {job.name: job for job in jobs}
+        images: dict[str, list[tuple[NDArray[np.int64], Tensor]]] = {}
+        balances: dict[str, dict[Place, ClassBalance]] = {}
 
-            def watch(share: float, attack: AttackSettings = attack, number: int = number) -> None:
+        def do(job: "_Job") -> tuple[AttackedExamples | list[SanityWarning], float]:
+            def watch(share: float) -> None:
                 if on_progress is not None:
-                    on_progress(attack, (number + share) / len(attacks))
+                    on_progress(job.attack, min(1.0, (job.number + 0.999 * share * processes.count) / len(jobs)))
 
-            images[name] = measure.finish_cell(cells, name, attack, keep_images, watch)
-            if probes and attack.budget == max(a.budget for a in attacks if _kind(a) == _kind(attack)):
-                entry = cells.entries[name]
-                if "probes" not in entry:
-                    entry["probes"] = [warning.json() for warning in probe_attack(model, inputs, targets, attack)]
+            began = time.perf_counter()
+            watch(0.0)
+            done = measure.probe(job.attack) if job.part is None else measure.attack_part(job.attack, job.part, watch)
+            return done, time.perf_counter() - began
+
+        def keep(job: "_Job", done: AttackedExamples | list[SanityWarning], seconds: float) -> None:
+            if job.begins:
+                cells.begin(job.attack, asdict(settings), data, again=again)
+            if isinstance(done, AttackedExamples):
+                cells.add(job.name, done, seconds, keep_images=keep_images)
+            else:
+                cells.entries[job.name]["probes"] = [warning.json() for warning in done]
+            if job is last[job.name]:
+                summarise(job.name)
+
+        def summarise(name: str) -> None:
             rows = cells.cell_rows(name, len(inputs))
             balances[name] = {place: attack_balance(rows, place, outputs) for place in PLACES}
             cells.entries[name]["summary"] = attack_summary(
                 rows, classes=outputs, failure_prob=settings.failure_prob,
                 certificate_failure_prob=settings.failure_prob if isinstance(model, NoisyNetwork) else 0.0,
             )  # fmt: skip
-        warnings = collect_warnings(cells)
-        cells.warnings = [warning.json() for warning in warnings]
-        cells.write()
-    evaluated = {attack.attack for attack in attacks}
-    return Evaluation(
-        cells={name: cells.entries[name] for name in names.values()},
-        warnings=[warning for warning in warnings if warning.attack in evaluated],
-        balances=balances,
-        images={name: measured for name, measured in images.items() if measured is not None},
+
+        for job, (done, seconds) in share_out(jobs, do, processes):
+            processes.on_first(lambda job=job, done=done, seconds=seconds: keep(job, done, seconds))  # type: ignore[misc]
+            if isinstance(done, AttackedExamples) and job.part is not None:
+                images.setdefault(job.name, []).append((job.part, done.images))
+
+        def finish() -> Evaluation:
+            for name in names.values():
+                if name not in balances:
+                    summarise(name)
+            warnings = collect_warnings(cells)
+            cells.warnings = [warning.json() for warning in warnings]
+            cells.write()
+            evaluated = {attack.attack for attack in attacks}
+            return Evaluation(
+                cells={name: cells.entries[name] for name in names.values()},
+                warnings=[warning for warning in warnings if warning.attack in evaluated],
+                balances={name: balances[name] for name in names.values()},
+            )
+
+        evaluation = processes.on_first(finish)
+    if on_progress is not None:
+        on_progress(attacks[-1], 1.0)
+    return replace(
+        evaluation,
+        images={
+            name: (np.concatenate([part for part, _ in parts]), torch.cat([image for _, image in parts]))
+            for name, parts in images.items()
+        },
     )
 
 
-class _Measurement:
-    """The examples of a run with their clean votes and certificates, which all cells share."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Job:
+    """What one process does at a time: attack a part of a cell's examples, or probe its attack."""
 
-    def __init__(
-        self, folder: Path, model: nn.Module, inputs: Tensor, targets: Tensor, settings: EvaluationSettings
-    ) -> None:
-        self.folder, self.model, self.inputs, self.targets, self.settings = folder, model, inputs, targets, settings
-        self._certifiers: dict[tuple[str, int], Certifier | None] = {}
-        self._votes: dict[tuple[int, bytes], Tensor] = {}
-
-    def finish_cell(
-        self, cells: Cells, name: str, attack: AttackSettings, keep_images: bool, on_progress: Progress
-    ) -> tuple[NDArray[np.int64], Tensor] | None:
-        """Measure the examples that a cell does not have yet; return their indices and images, None if it has all."""
-        measured = {row["index"] for row in cells.cell_rows(name)}
-        missing = np.array([i for i in range(len(self.inputs)) if i not in measured], dtype=np.int64)
-        images = []
-        for start in range(0, len(missing), PART):
-            part, began = missing[start : start + PART], time.perf_counter()
-
-            def watch(share: float, start: int = start, size: int = len(part)) -> None:
-                on_progress((start + 0.999 * share * size) / len(missing))
-
-            watch(0.0)
-            examples = attack_examples(
-                self.model, self.inputs[part], self.targets[part], part, attack,
-                draws=self.settings.draws, clean=self._clean_votes(part, attack.seed),
-                certifier=self._certifier(attack), on_progress=watch,
-            )  # fmt: skip
-            cells.add(name, examples, time.perf_counter() - began, keep_images=keep_images)
-            images.append(examples.images)
-        on_progress(1.0)
-        return (missing, torch.cat(images)) if images else None
-
-    def _clean_votes(self, part: NDArray[np.int64], seed: int) -> Tensor:
-        key = (seed, part.tobytes())
-        if key not in self._votes:
-            self._votes[key] = clean_votes(self.model, self.inputs[part], part, self.settings.draws, seed)
-        return self._votes[key]
-
-    def _certifier(self, attack: AttackSettings) -> Certifier | None:
-        key = (attack.norm, attack.seed)
-        if key not in self._certifiers:
-            self._certifiers[key] = make_certifier(self.model, *key, self.settings, self.folder / SENSITIVITIES)
-        return self._certifiers[key]
+    number: int
+    name: str
+    attack: AttackSettings
+    part: NDArray[np.int64] | None
+    """None: run the sanity checks of the attack."""
+    begins: bool
+    """Whether it is the first of its cell."""
 
 
-def make_certifier(
-    model: nn.Module, norm: str, seed: int, settings: EvaluationSettings, sensitivities: Path
-) -> Certifier | None:
-    """Return a function that certifies images in `norm`, or None without draws for it.
+def _open_jobs(
+    cells: Cells, names: Mapping[AttackSettings, str], examples: int, data: str, *, again: bool, probes: bool
+) -> list[_Job]:
+    """Return what is missing of the cells, one cell after another.
 
-    A model without noise is certified by intervals, in linf: a change of l2 size μ is one of linf size at most μ, so
-    its radii hold in every norm. None if one of its layers has no interval bounds. Certificates of clean images are
-    kept from cell to cell; those of attacked images have noise of their own.
+    Random numbers of an attack belong to a part of the examples, so a part is never divided between processes.
+    Raises: InvalidInputError if a cell has rows of other data, and is not measured again.
     """
-    if settings.certify_draws == 0:
-        return None
-    known: dict[bytes, dict[str, NDArray[Any]]] = {}
-    if not isinstance(model, NoisyNetwork):
-        return _interval_certifier(model, known)
-    bound = known_sensitivity(model, norm, sensitivities)
-
-    def certifier(images: Tensor, indices: NDArray[np.int64], place: str) -> dict[str, NDArray[Any]]:
-        key = indices.tobytes()
-        if place == "clean" and key in known:
-            return known[key]
-        certify_settings = CertifySettings(
-            norm=norm,
-            draws=settings.certify_draws,
-            failure_prob=settings.failure_prob,
-            seed=2 * seed + (place != "clean"),
-        )
-        certificates = certify(model, images, certify_settings, indices=indices, sensitivity=bound)
-        result = {
-            "prediction": certificates.prediction,
-            "tight": np.where(certificates.abstained, 0.0, certificates.radius["tight"]),
-            "as-published": certificates.radius["as-published"],
-        }
-        if place == "clean":
-            known[key] = result
-        return result
-
-    return certifier
-
-
-def _interval_certifier(model: nn.Module, known: dict[bytes, dict[str, NDArray[Any]]]) -> Certifier:
-    """Return a function that certifies images by intervals; nothing, if a layer of the model has none."""
-
-    def certifier(images: Tensor, indices: NDArray[np.int64], place: str) -> dict[str, NDArray[Any]]:
-        key = indices.tobytes()
-        if place == "clean" and key in known:
-            return known[key]
-        if not has_interval_bounds(model, tuple(images.shape[1:])):
-            return {}
-        in_range = bool(((images >= PIXELS[0]) & (images <= PIXELS[1])).all())
-        settings = CertifySettings(
-            family=INTERVAL, tolerance=INTERVAL_TOLERANCE, input_range=PIXELS if in_range else None
-        )  # without a range a certificate says more
-        certificates = certify(model, images, settings, indices=indices)
-        result = {"prediction": certificates.prediction, "tight": certificates.radius["tight"]}
-        if place == "clean":
-            known[key] = result
-        return result
-
-    return certifier
+    jobs: list[_Job] = []
+    for attack, name in names.items():
+        if not again:
+            cells.require_data(name, data)
+        measured = set() if again else {row["index"] for row in cells.cell_rows(name)}
+        missing = np.array([i for i in range(examples) if i not in measured], dtype=np.int64)
+        parts: list[NDArray[np.int64] | None] = [missing[at : at + PART] for at in range(0, len(missing), PART)]
+        is_largest = attack.budget == max(a.budget for a in names if _kind(a) == _kind(attack))
+        if probes and is_largest and (again or "probes" not in cells.entries.get(name, {})):
+            parts.append(None)
+        jobs += [
+            _Job(number=len(jobs) + i, name=name, attack=attack, part=part, begins=i == 0)
+            for i, part in enumerate(parts)
+        ]
+    return jobs
 
 
 def collect_warnings(cells: Cells) -> list[SanityWarning]:

@@ -34,6 +34,7 @@ from securesgd.methods import method
 from securesgd.models.interval_network import IntervalNetwork
 from securesgd.privacy import SampledGaussianSteps, epsilon_spent
 from securesgd.runtime.machine import environment
+from securesgd.runtime.processes import Processes
 from securesgd.runtime.randomness import seeded_generator
 from securesgd.training.accounted_run import noise_multiplier_of
 from securesgd.training.loop import per_example_cross_entropy
@@ -127,6 +128,8 @@ def audit_training(
     Assumes: for the guarantee of `tradeoff`, that the training is of the claim's family: Poisson-sampled Gaussian steps
     with whatever noise. That a bound exceeds the claim needs no more than the claim's own curve.
     Raises: InvalidInputError for a claim that is not finite, or settings that need too much memory.
+
+    Under torch.distributed the first process plays alone, and all return its result.
     """
     settings = settings or AuditSettings()
     if not math.isfinite(claim.epsilon) or claim.noise_multiplier <= 0:
@@ -140,8 +143,10 @@ def audit_training(
         if on_progress is not None:
             on_progress(step / training.steps)
 
-    result = play(
-        training, counts, seed=settings.seed, sabotage=settings.sabotage, insert=settings.insert, on_step=show
+    result = Processes().on_first(
+        lambda: play(
+            training, counts, seed=settings.seed, sabotage=settings.sabotage, insert=settings.insert, on_step=show
+        )
     )
     boxes = {
         box: box_bounds(

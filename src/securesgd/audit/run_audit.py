@@ -17,6 +17,7 @@ from securesgd.data.stored_inputs import StoredInputs
 from securesgd.models.networks import NETWORKS
 from securesgd.privacy import read_ledger
 from securesgd.runtime import run_folder as names
+from securesgd.runtime.processes import Processes
 from securesgd.runtime.storage import write_json
 
 
@@ -46,5 +47,5 @@ def audit_run(
     )  # fmt: skip
     result = audit_training(training, claim, settings, on_progress=on_progress)
     if settings.sabotage is None and settings.insert:
-        write_json(folder / AUDIT, result)
+        Processes().on_first(lambda: write_json(folder / AUDIT, result))
     return result

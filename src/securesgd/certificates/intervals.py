@@ -4,7 +4,7 @@ The bounds themselves are in `certificates.interval`. This file turns them into 
 "is this radius proven?", and proves radii anew that a file states.
 """
 
-__all__ = ["certify_by_intervals", "has_interval_bounds", "is_proven", "plain_outputs"]
+__all__ = ["BLOCK", "certify_by_intervals", "has_interval_bounds", "is_proven", "plain_outputs"]
 
 from collections.abc import Callable
 from typing import Any, Literal, cast
@@ -30,9 +30,13 @@ TOLERANCE = 1e-4
 """How far below the largest provable radius a radius may be, if the settings do not say."""
 LARGEST = 10.0
 """The largest radius that is tried for inputs without a range; else it is the width of the range, or the whole box."""
+BLOCK = 128
+"""Examples that are bounded together. Where the search for a radius starts depends on those beside an example, and with
+it the last digits of what is proven; so blocks are the same for any number of processes."""
 _BATCH = 500
 
 _Bounds = Literal["best", "interval"]
+_Columns = tuple[NDArray[np.int64], Array, Array, NDArray[Any]]
 
 
 def has_interval_bounds(model: nn.Module, input_shape: tuple[int, ...]) -> bool:
@@ -64,8 +68,16 @@ def certify_by_intervals(
     require_finite_weights(model)
     require_inputs(inputs, tuple(inputs.shape[1:]), settings.input_range)
     processes = Processes()
-    share = np.array_split(np.arange(len(inputs)), processes.count)[processes.rank]
-    parts = gather([processes.together(lambda: _columns(model, inputs[share], settings, on_progress))], processes)
+    starts = range(0, len(inputs), BLOCK) if len(inputs) else (0,)  # of none there are columns, too, which are empty
+    own = np.array_split(np.array(starts), processes.count)[processes.rank]
+
+    def bound_own_blocks() -> list[_Columns]:
+        return [_columns(model, inputs[at : at + BLOCK], settings, _after(i * BLOCK)) for i, at in enumerate(own)]
+
+    def _after(before: int) -> Callable[[int], None] | None:
+        return None if on_progress is None else lambda done: on_progress(before + done)
+
+    parts = gather(processes.together(bound_own_blocks), processes)
     prediction, by_boxes, by_lines, answer = (np.concatenate([part[i] for part in parts]) for i in range(4))
     if settings.box_in_units is not None:  # a smaller share of the box is less than what scaling the columns may round
         by_boxes, by_lines = (np.where(radii < SMALLEST_SHARE, 0.0, radii) for radii in (by_boxes, by_lines))
@@ -115,7 +127,7 @@ def plain_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
 
 def _columns(
     model: nn.Module, inputs: Tensor, settings: CertifySettings, on_progress: Callable[[int], None] | None
-) -> tuple[NDArray[np.int64], Array, Array, NDArray[Any]]:
+) -> _Columns:
     """Return the predictions, the radii by boxes and by linear bounds, and the answers."""
     if settings.radius is not None:
         return _answers(model, inputs, settings, settings.radius)
@@ -133,9 +145,7 @@ def _columns(
     return radii.prediction, radii.interval, radii.linear, np.full(len(inputs), "")
 
 
-def _answers(
-    model: nn.Module, inputs: Tensor, settings: CertifySettings, radius: float
-) -> tuple[NDArray[np.int64], Array, Array, NDArray[Any]]:
+def _answers(model: nn.Module, inputs: Tensor, settings: CertifySettings, radius: float) -> _Columns:
     prediction = plain_outputs(model, inputs).argmax(1).numpy()
     by_boxes = is_proven(model, inputs, prediction, radius, settings, "interval")
     proven = by_boxes.copy()

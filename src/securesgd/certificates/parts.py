@@ -4,10 +4,9 @@ __all__ = ["gather", "in_parts"]
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import torch.distributed as dist
 from numpy.typing import NDArray
 
 from securesgd.runtime.processes import Processes
@@ -24,14 +23,19 @@ def in_parts(
     certify_part: Callable[[NDArray[np.int64], Callable[[float], None]], None],
     save: Callable[[], object],
     on_progress: Callable[[float, int], None] | None,
+    *,
+    block: int = 1,
 ) -> None:
     """Certify the examples `todo` part by part, saving after each.
 
-    `certify_part` gets the examples of a part, and a function that it tells the share of the part that is done.
+    `certify_part` gets the examples of a part, and a function that it tells the share of the part that is done. All
+    parts but the last have as many whole blocks of `block` examples for each process: blocks are the same however long
+    the parts take.
     """
     done, size = 0, FIRST_PART * processes.count
     while done < len(todo):
-        part, started = todo[done : done + size], time.perf_counter()
+        unit = block * processes.count
+        part, started = todo[done : done - (-size // unit) * unit], time.perf_counter()
 
         def report(share: float, before: int = done, count: int = len(part)) -> None:
             if on_progress is not None:
@@ -47,8 +51,4 @@ def in_parts(
 
 def gather(own: list[T], processes: Processes) -> list[T]:
     """Return the entries of all processes, in the order of the processes."""
-    if processes.count == 1:
-        return own
-    gathered: list[Any] = [None] * processes.count
-    dist.all_gather_object(gathered, own)
-    return [entry for entries in gathered for entry in entries]
+    return [entry for entries in processes.gather(own) for entry in entries]

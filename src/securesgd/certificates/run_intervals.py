@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from securesgd.certificates.intervals import certify_by_intervals
+from securesgd.certificates.intervals import BLOCK, certify_by_intervals
 from securesgd.certificates.parts import in_parts
 from securesgd.certificates.recheck import record_digest
 from securesgd.certificates.record import CertifySettings
@@ -65,5 +65,5 @@ def certify_run_by_intervals(
             )
             rows.extend(certificate_rows(certificates, targets, record_digest(record)))
 
-        in_parts(todo, processes, certify_part, save, on_progress)
+        in_parts(todo, processes, certify_part, save, on_progress, block=BLOCK)
         return processes.on_first(save), rows

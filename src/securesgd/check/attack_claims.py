@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from securesgd.attacks.ball import PIXELS
 from securesgd.attacks.cells import Cells
-from securesgd.attacks.evaluate import INTERVAL_TOLERANCE, collect_warnings
+from securesgd.attacks.evaluate import collect_warnings
+from securesgd.attacks.measurement import INTERVAL_TOLERANCE
 from securesgd.certificates.certify import certify
 from securesgd.certificates.intervals import has_interval_bounds
 from securesgd.certificates.record import CertifySettings

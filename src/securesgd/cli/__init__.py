@@ -7,6 +7,7 @@ __all__ = ["app", "main"]
 
 import io
 import os
+import signal
 import sys
 from typing import Any
 
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 
 from securesgd.cli.app import Interrupted, app
-from securesgd.errors import SecureSGDError, printable
+from securesgd.errors import PeerStoppedError, SecureSGDError, printable
 
 # Importing registers a command; the order is that of the help.
 # isort: off
@@ -36,6 +37,10 @@ def _option_value(error: Any) -> str:
 
 
 _INTERRUPTED = 130  # as a shell says it of Ctrl-C
+_LAUNCHER = (
+    "stopped by its launcher (SIGTERM), as when another process of this job has ended; nothing on disk is lost: start "
+    "the job again (a training: with --resume)"
+)
 
 
 def main() -> None:
@@ -46,15 +51,19 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a path may hold bytes that are no text
-    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    stopped_by_launcher: list[int] = []
+    if _is_one_of_several():
+        signal.signal(signal.SIGTERM, lambda *_: _stop(stopped_by_launcher))
     try:
         code = app(standalone_mode=False)
         if code == _INTERRUPTED:
-            console.print("securesgd: interrupted")
+            _say(_LAUNCHER if stopped_by_launcher else "interrupted")
         sys.exit(code)
     except Interrupted as stop:
-        console.print(f"securesgd: {stop}")
+        _say(str(stop))
         sys.exit(_INTERRUPTED)
+    except PeerStoppedError:
+        sys.exit(2)
     except SecureSGDError as error:
         message = str(error)
     except OSError as error:
@@ -67,7 +76,27 @@ def main() -> None:
             sys.exit(2)
         message += _option_value(error)
     except (typer.Abort, KeyboardInterrupt):  # which of them it is, or a code, depends on the version of typer
-        console.print("securesgd: interrupted")
+        _say(_LAUNCHER if stopped_by_launcher else "interrupted")
         sys.exit(_INTERRUPTED)
-    console.print(f"securesgd: error: {printable(message)}")
+    _say(f"error: {printable(message)}")
     sys.exit(2)
+
+
+def _is_one_of_several() -> bool:
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def _stop(stopped: list[int]) -> None:
+    """Note that torchrun ends this process, since another one has ended, and end as after Ctrl-C."""
+    stopped.append(signal.SIGTERM)
+    raise KeyboardInterrupt
+
+
+def _say(words: str) -> None:
+    """Print words on standard error; if several processes have the same to say, one of them does."""
+    if _is_one_of_several():
+        from securesgd.runtime.processes import first_to_say
+
+        if not first_to_say(words):
+            return
+    Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"securesgd: {words}")

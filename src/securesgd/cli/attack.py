@@ -59,10 +59,12 @@ def attack(
 
     Gradients are averaged over noise draws, and success is measured anew: own clipping, own votes, certificates at the
     clean and at the attacked image. Adds to attacks.csv (a row per image) and attacks.json of the run folder; what is
-    there is kept, and a stopped command is resumed. Draws attacks.png.
+    there is kept, and a stopped command is resumed. Draws attacks.png. Under torchrun processes share the work:
+    [dim]torchrun --nproc-per-node 4 -m securesgd attack runs/a[/]
     """
     from securesgd.run import load_run
     from securesgd.runtime.machine import keep_memory
+    from securesgd.runtime.processes import process_group
 
     changes: dict[str, Any] = {
         "norm": norm,
@@ -75,13 +77,17 @@ def attack(
     budgets = parse_numbers("budget", budget)
     attack_grid(attack, budgets, protocol=protocol, **changes)  # refuse before anything is loaded
     keep_memory()
-    loaded = load_run(run, network=network or None, dataset=dataset or None, device=device)
-    with _progress() as show:
+    with process_group() as processes, _progress() as show:
+        loaded = processes.together(
+            lambda: load_run(run, network=network or None, dataset=dataset or None, device=device)
+        )
         result = loaded.attack(
             attacks=attack, budget=budgets, protocol=protocol, examples=examples, draws=draws,
             certify_draws=certify_draws, again=again, keep_images=keep_images, sanity_checks=probes, on_progress=show,
             **changes,
         )  # fmt: skip
+    if not processes.is_first:
+        return
     class_names = loaded.record["class_names"]
     if as_json:
         print(json.dumps({"folder": str(run)} | result.json(class_names), indent=2))

@@ -43,7 +43,7 @@ def audit(
     Each canary is in the data by a coin; whoever sees what is released guesses. So many right guesses prove an epsilon;
     above the claimed one, the claim is false, and the exit code is 1. Weights and ledger of the run are not touched;
     the result is kept in its audit.json. Data other than built-in public ones are not read: an audit of theirs would
-    be one more release.
+    be one more release. Under torchrun the first process does all of it, and the others wait.
     """
     from securesgd.audit.canaries import CanaryCounts
     from securesgd.audit.measure import AuditSettings, audit_config
@@ -51,6 +51,7 @@ def audit(
     from securesgd.config import run_config
     from securesgd.run import load_run
     from securesgd.runtime.machine import keep_memory
+    from securesgd.runtime.processes import process_group
 
     if (run is None) == (config is None):
         raise InvalidInputError("give the folder of a run, or --config FILE, and not both")
@@ -61,9 +62,12 @@ def audit(
         failure_prob=failure_prob, seed=seed, sabotage=sabotage or None, insert=not null,
     )  # fmt: skip
     keep_memory()
-    loaded = None if run is None else load_run(run, network=network or None)
     chosen = None if config is None else run_config(file=config, **parse_settings(changes or []))
-    with progress_bar("{task.description}", description="auditing", total=1.0) as (progress, task):
+    with (
+        process_group() as processes,
+        progress_bar("{task.description}", description="auditing", total=1.0) as (progress, task),
+    ):
+        loaded = None if run is None else processes.together(lambda: load_run(run, network=network or None))
 
         def measure(settings: AuditSettings) -> dict[str, Any]:
             words = settings.sabotage or ("auditing" if settings.insert else "null")
@@ -75,6 +79,8 @@ def audit(
             return audit_config(chosen, settings, **options)
 
         records = run_self_test(measure, settings) if self_test else {"audit": measure(settings)}
+    if not processes.is_first:
+        return
     if as_json:
         print(json.dumps(records if self_test else records["audit"], indent=2))
     elif self_test:

@@ -4,7 +4,7 @@ __all__ = ["certify"]
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,7 +95,7 @@ def certify(
     A noisy network is certified by the votes of its draws, any other by interval bounds, which are certain.
     Writes certificates.csv (a row per example), certificates.json and certificates.png into the run folder. Stop
     whenever you like: the same command resumes where it stopped. Under torchrun all processes share the work:
-    [dim]torchrun --nproc-per-node 4 --no-python securesgd certify runs/a[/]
+    [dim]torchrun --nproc-per-node 4 -m securesgd certify runs/a[/]
     """
     from securesgd.certificates.record import CertifySettings
     from securesgd.certificates.rules import INTERVAL, INTERVAL_RULES
@@ -105,13 +105,17 @@ def certify(
     from securesgd.theory.certificates import CERTIFICATE_RULES
 
     keep_memory()
-    loaded = load_run(run, network=network or None, dataset=dataset or None, device=device)
-    by_intervals = CertifySettings(family=family or None).for_model(loaded.model).family == INTERVAL
-    known = [*(INTERVAL_RULES if by_intervals else CERTIFICATE_RULES), "all"]
-    if rule not in known and (by_intervals or not is_import_path(rule)):
-        also = "" if by_intervals else ", or an import path like package.module:function"
-        raise InvalidInputError(f"unknown rule {rule!r}: {nearest(rule, known)}{also}")
-    with process_group() as processes, _progress("bounding" if by_intervals else "proving the sensitivity") as show:
+    with ExitStack() as stack:
+        processes = stack.enter_context(process_group())
+        loaded = processes.together(
+            lambda: load_run(run, network=network or None, dataset=dataset or None, device=device)
+        )
+        by_intervals = CertifySettings(family=family or None).for_model(loaded.model).family == INTERVAL
+        known = [*(INTERVAL_RULES if by_intervals else CERTIFICATE_RULES), "all"]
+        if rule not in known and (by_intervals or not is_import_path(rule)):
+            also = "" if by_intervals else ", or an import path like package.module:function"
+            raise InvalidInputError(f"unknown rule {rule!r}: {nearest(rule, known)}{also}")
+        show = stack.enter_context(_progress("bounding" if by_intervals else "proving the sensitivity"))
         result = loaded.certify(
             norms=_words(norm) or None, family=family or None, examples=examples,
             at_radii=parse_numbers("at-radii", at_radii), rules=[rule] if is_import_path(rule) else [], again=again,

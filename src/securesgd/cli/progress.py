@@ -1,6 +1,6 @@
 """Progress of every command on standard error: a bar on a terminal, otherwise a plain line now and then."""
 
-__all__ = ["duration_in_words", "progress_bar"]
+__all__ = ["duration_in_words", "is_first_process", "progress_bar"]
 
 import os
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def progress_bar(
         yield lines, lines.add_task(description, total=total)
         return
     bar = (*texts[:1], BarColumn(), *texts[1:], TimeRemainingColumn())
-    with Progress(*bar, console=console, transient=transient, disable=not _is_first_process()) as progress:
+    with Progress(*bar, console=console, transient=transient, disable=not is_first_process()) as progress:
         yield progress, progress.add_task(description, total=total)
 
 
@@ -47,7 +47,7 @@ class _Lines(Progress):
         elapsed = task.elapsed or 0.0
         is_foreseen = task.time_remaining is not None or not task.total
         wait = FIRST if is_foreseen and not self._last_time else BETWEEN
-        if elapsed - self._last_time >= wait and _is_first_process():
+        if elapsed - self._last_time >= wait and is_first_process():
             self._last_time = elapsed
             self.console.print(self._line(task), markup=False, soft_wrap=True)
 
@@ -59,7 +59,8 @@ class _Lines(Progress):
         return " ".join(word for word in words if word).strip()
 
 
-def _is_first_process() -> bool:
+def is_first_process() -> bool:
+    """Return whether this process is the one to speak: the first of those that torchrun started, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 

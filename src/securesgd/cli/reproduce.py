@@ -5,14 +5,18 @@ __all__ = ["reproduce"]
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import TimeElapsedColumn
 
 from securesgd.cli.app import app
-from securesgd.cli.progress import progress_bar
+from securesgd.cli.progress import is_first_process, progress_bar
+from securesgd.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from securesgd.reproduce.reproduce import Plan
 
 # Columns of a cell that its neighbours share: progress lines leave them out.
 _COMMON = (
@@ -48,22 +52,40 @@ def reproduce(
     """Make a figure of the paper, or a table of ours: rows first, then the figure drawn from them.
 
     Every finished cell is on disk at once: stop at any moment, and resume with the same command. Models stay in --work,
-    so that they can be certified and attacked again without training.
+    so that they can be certified and attacked again without training. Under torchrun each process measures a cell at
+    once: [dim]torchrun --nproc-per-node 4 -m securesgd reproduce all[/]
     """
-    from securesgd.reproduce.reproduce import estimate_lines, plan_experiments
+    from securesgd.reproduce.reproduce import plan_experiments
+
+    if draw:
+        if is_first_process():
+            _reproduce(plan_experiments(experiment, out, profile=profile, jobs=jobs), out, work, draw=True)
+        return
+    from securesgd.runtime.processes import process_group
+
+    with process_group() as processes:
+        if processes.count > 1 and jobs is not None:
+            raise InvalidInputError(f"jobs is {jobs}; valid under torchrun: none, each process measures a cell at once")
+        at_once = processes.count if processes.count > 1 else jobs
+        plans = processes.on_first(lambda: plan_experiments(experiment, out, profile=profile, jobs=at_once))
+        _reproduce(plans, out, work, draw=False)
+
+
+def _reproduce(plans: "list[Plan]", out: Path, work: Path, *, draw: bool) -> None:
+    """Reproduce what is planned; the first process says so."""
+    from securesgd.reproduce.reproduce import estimate_lines
     from securesgd.reproduce.reproduce import reproduce as make_figure
 
-    plans = plan_experiments(experiment, out, profile=profile, jobs=jobs)
-    if not draw:
+    if not draw and is_first_process():
         for line in estimate_lines(plans):
             Console(stderr=True, highlight=False).print(line)
     for plan in plans:
         with _progress(plan.name, 0 if draw else plan.open) as show:
             files = make_figure(
                 plan.name, out / plan.name, work / plan.name,
-                profile=plan.profile, jobs=plan.jobs, only_draw=draw, on_cell=show,
+                profile=plan.profile, jobs=plan.jobs, only_draw=draw, on_cell=show if is_first_process() else None,
             )  # fmt: skip
-        for path in files:
+        for path in files if is_first_process() else ():
             print(path)
 
 

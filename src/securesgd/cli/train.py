@@ -4,6 +4,7 @@ __all__ = ["print_run", "train", "training_progress"]
 
 import json
 import math
+import os
 import shlex
 import signal
 import sys
@@ -80,7 +81,8 @@ def train(
     Settings come from the preset of data set and method, then --config, then the options here; for data of your own the
     preset fits their number and shape. The run can be stopped at any moment (Ctrl-C, kill, power cut) and resumed with
     --resume, or ended there with --finish; what was spent is in its ledger. Under torchrun processes share the work:
-    [dim]torchrun --nproc-per-node 2 --no-python securesgd train --dataset mnist --method dpsgd --out runs/a[/]
+    [dim]torchrun --nproc-per-node 2 -m securesgd train --dataset mnist --method dpsgd --out runs/a[/]
+    A job that torchrun restarts (--max-restarts) resumes its run by itself.
     """
     from securesgd.config import resumed_config
     from securesgd.fitted_config import fitted_config
@@ -99,9 +101,12 @@ def train(
             named = {name: value for name, value in named.items() if value}
             chosen = processes.on_first(lambda: resumed_config(out, named | given))
         else:
-            processes.on_first(lambda: _require_free(out))  # before data are read
+            restarted = _is_restart()
+            if not restarted:
+                processes.on_first(lambda: _require_free(out))  # before data are read
             fitted = processes.together(lambda: fitted_config(dataset, method, config, **given))
             chosen, loaded = fitted.config, fitted.loaded
+            resume = restarted and processes.on_first(lambda: _has_same_run(out, chosen))
             for note in loaded.notes if loaded is not None and processes.is_first else ():
                 print(printable(note), file=sys.stderr)
         was_complete = processes.on_first(lambda: RunFolder(out).complete)
@@ -112,6 +117,23 @@ def train(
             run = train_run(chosen, out, loaded=loaded, resume=resume, finish=finish, on_step=on_step, device=device)
         if processes.is_first:
             print_run(run, as_json=as_json, note=f"{out} is finished already" if was_complete else "")
+
+
+def _is_restart() -> bool:
+    """Return whether torchrun started this job again, after a process of it had ended."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def _has_same_run(out: Path, config: "RunConfig") -> bool:
+    """Return whether there is a run to resume, which a job before this one started with the same settings.
+
+    Raises: InvalidInputError if there is anything else: it may not be this job's.
+    """
+    from securesgd.config import saved_config
+
+    if RunFolder(out).occupied and saved_config(out) != config:
+        _require_free(out)
+    return RunFolder(out).occupied
 
 
 def _require_free(out: Path) -> None:

@@ -52,19 +52,32 @@ def fill_grid(
     """Measure the cells that have no rows in `path` yet; the rows of a cell are added all at once, or not at all.
 
     With `jobs` > 1 cells run in processes of one thread each, which on a CPU is faster than one process of many
-    threads. `on_cell` gets each measured cell, how many are done and how many open, and the seconds since the start.
+    threads. Under torch.distributed cells are shared out to the processes instead, and the first one writes. `on_cell`
+    gets each measured cell, how many are done and how many open, and the seconds since the start.
     """
-    todo = open_cells(path, cells)
+    from securesgd.runtime.processes import Processes, share_out
+
+    processes = Processes()
+    todo = processes.on_first(lambda: open_cells(path, cells))
     started = time.perf_counter()
-    for done, (cell, rows) in enumerate(_measure_cells(todo, measure, work, jobs), start=1):
-        for row in rows:
-            if list(row.items())[: len(cell)] != list(cell.items()):
-                raise AssertionError(f"rows must begin with their cell {cell}, got {row}")
-        existing_rows = _text_rows(path)
-        _require_same_columns(path, existing_rows, list(rows[0]))
-        write_rows(path, [*existing_rows, *rows])
+    if processes.count > 1:
+        measured = share_out(todo, lambda cell: measure(cell, work), processes)
+    else:
+        measured = _measure_cells(todo, measure, work, jobs)
+    for done, (cell, rows) in enumerate(measured, start=1):
+        processes.on_first(lambda cell=cell, rows=rows: _add_rows(path, cell, rows))  # type: ignore[misc]
         if on_cell is not None:
             on_cell(cell, done, len(todo) - done, time.perf_counter() - started)
+
+
+def _add_rows(path: Path, cell: Cell, rows: list[Row]) -> None:
+    """Add the rows of a measured cell to the table."""
+    for row in rows:
+        if list(row.items())[: len(cell)] != list(cell.items()):
+            raise AssertionError(f"rows must begin with their cell {cell}, got {row}")
+    existing_rows = _text_rows(path)
+    _require_same_columns(path, existing_rows, list(rows[0]))
+    write_rows(path, [*existing_rows, *rows])
 
 
 def open_cells(path: Path, cells: Sequence[Cell]) -> list[Cell]:

@@ -121,23 +121,39 @@ def reproduce(
     """Measure what is missing in `folder/rows.csv`, draw the figure from it, and return the files.
 
     Only rows of the profile's own cells are drawn; a larger profile adds to the same table. With `only_draw` nothing is
-    measured: the figure is of the rows in the folder, whatever version made them.
+    measured: the figure is of the rows in the folder, whatever version made them. Under torch.distributed processes
+    share the cells, each alone with its own; the first one writes and draws, and all return the files.
     Raises: InvalidInputError if there are no rows to draw; DamagedFileError if rows would be added to those of another
     version: what changed between the versions could be what the rows measure.
     """
-    experiment = EXPERIMENTS[name]
-    table, figure, record = folder / _ROWS, folder / _FIGURE, folder / _ENVIRONMENT
+    if only_draw:
+        return _draw(name, folder, profile)
+    from securesgd.runtime.processes import Processes
+
+    experiment, processes, table = EXPERIMENTS[name], Processes(), folder / _ROWS
     cells = experiment.cells(profile)
-    todo = [] if only_draw else open_cells(table, cells)
+    todo = processes.on_first(lambda: open_cells(table, cells))
     if todo:
-        _require_same_version(table, record)
-        write_json(record, environment() | {"profile": profile} | ({"noise": SEEDED_ROWS} if experiment.seeded else {}))
+        processes.on_first(lambda: _record_environment(folder, profile, seeded=experiment.seeded))
         fill_grid(table, cells, experiment.measure, work, jobs=min(len(todo), jobs), on_cell=on_cell)
-    rows = cell_rows(table, cells) if table.exists() else []
+    return processes.on_first(lambda: _draw(name, folder, profile))
+
+
+def _record_environment(folder: Path, profile: str, *, seeded: bool) -> None:
+    """Write what the rows to come are measured with, if it may be added to what is there."""
+    record = folder / _ENVIRONMENT
+    _require_same_version(folder / _ROWS, record)
+    write_json(record, environment() | {"profile": profile} | ({"noise": SEEDED_ROWS} if seeded else {}))
+
+
+def _draw(name: str, folder: Path, profile: str) -> list[Path]:
+    """Draw the figure of the rows in a folder, and return its files."""
+    experiment, table, figure = EXPERIMENTS[name], folder / _ROWS, folder / _FIGURE
+    rows = cell_rows(table, experiment.cells(profile)) if table.exists() else []
     if not rows:
         raise InvalidInputError(f"{folder} has no rows of the profile {profile!r} to draw")
     experiment.draw(rows, figure)
-    return [table, figure, record]
+    return [table, figure, folder / _ENVIRONMENT]
 
 
 def recorded_profile(folder: Path) -> str | None:
