@@ -253,7 +253,11 @@ MUTATIONS = {
     "zip bomb unpacked": ("data/npz_file.py", "unpacked > max(_FREE, _RATIO * size)", "unpacked < 0", "test_files.py -k unpacks_to"),
     "giant picture decoded": ("data/image_files.py", "> _MOST_PIXELS:", "> 1 << 60:", "test_files.py -k picture_that_claims"),
     "counts without limit": ("validate.py", "not at_least <= number <= at_most", "not at_least <= number", "test_files.py -k without_limit"),
-    "settings of a cell edited": ("attacks/cells.py", 'if not name.endswith(_digest(entry["attack"], entry["measured"])):', "if False:", "test_files.py -k edited_cell"),
+    "weights of another digest believed": ("check/training_claims.py", 'require_equal("model.json", [("the sha256 of model.safetensors as", stated, digest)])', "pass", "check/test_forgeries.py -k flip_weight"),
+    "bounds of an audit believed": ("check/audit_claim.py", "require_equal(AUDIT, pairs, rel_tol=1e-6)", "pass", "check/test_audit_claim.py -k forged"),
+    "noise of own loops not bound to their sums": ("training/private_training.py", 'f"{asked} {sums_digest(sums)}"', 'f"{asked}"', "hostile/test_new_guarantees.py -k another_loss"),
+    "a person's examples counted once": ("privacy/mixture_loss.py", "self._means = counts / noise", "self._means = counts.clip(max=1) / noise", "privacy/test_group.py -k integral"),
+    "settings of a cell edited": ("attacks/recheck.py", 'if not name.endswith(cell_digest(entry["attack"], entry["measured"])):', "if False:", "test_files.py -k edited_cell"),
     "an example attacked twice": ("attacks/cells.py", 'if len({(row["cell"], row["index"]) for row in present}) < len(present):', "if False:", "test_files.py -k row_twice"),
     "numbers of a table not checked": ("runtime/tables.py", 'if not (isinstance(row[name], float) and math.isfinite(row[name])):', "if False:", "test_files.py -k cell_that_is_no_number"),
     # interval bounds

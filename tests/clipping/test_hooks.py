@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from securesgd.clipping import engine as clipping
 from securesgd.clipping.engine import ClippingEngine
+from securesgd.clipping.losses import loss_code
 from securesgd.errors import InvalidInputError
 from tests.clipping.clipping_reference import cross_entropy, distance, norm, reference
 
@@ -193,6 +194,7 @@ def test_a_custom_module_that_was_never_tried_is_run_on_each_example_alone(monke
     expected, _ = reference(model, inputs, targets, 0.5)
     engine = ClippingEngine(model, 0.5)
     engine._separate_units = {"0", "1"}  # so that no check looks at the module
+    engine._losses = {loss_code(cross_entropy)}
     monkeypatch.setattr(clipping, "is_due", lambda call: False)
     with pytest.warns(UserWarning, match="could not be tried on synthetic examples"):
         result = engine.clipped_sum(inputs, targets, cross_entropy)
