@@ -14,6 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     rows = [compare(options.steps, seed) for seed in range(options.repeats)]
     ratios = [row["seconds_per_step"]["securesgd"] / row["seconds_per_step"]["opacus"] for row in rows]
-    print(json.dumps({"steps": options.steps, "rows": rows, "time_ratio": statistics.median(ratios)}, indent=2))
+    versions = {name: version(name) for name in ("torch", "opacus", "securesgd")}
+    machine = {"threads": torch.get_num_threads(), "versions": versions, "n": len(rows)}
+    print(json.dumps(machine | {"steps": options.steps, "rows": rows, "time_ratio": statistics.median(ratios)}))
 
 
 if __name__ == "__main__":
