@@ -40,7 +40,7 @@ slow: $(VENV)/dev  ## the long tests
 bench: $(VENV)/dev  ## every benchmark; JSON rows on standard output
 	@for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
 
-docs: $(VENV)/runtime  ## docs/api.md from the docstrings
+docs: $(VENV)/runtime  ## docs/reference/api.md from the docstrings
 	$(BIN)/python docs/build_api.py
 
 format: $(VENV)/dev  ## let ruff rewrite the files

@@ -1,4 +1,4 @@
-"""The program of docs/opacus.md twice, with Opacus and with this package: epsilon, accuracy and seconds per step.
+"""The program of docs/how-to/opacus.md twice, by Opacus and by this package: epsilon, accuracy and seconds per step.
 
     python benchmarks/opacus_program.py [--steps 60] [--repeats 3]
 

@@ -1,4 +1,4 @@
-"""Write docs/api.md from the docstrings. `make docs` runs this; a test checks that the page is up to date."""
+"""Write docs/reference/api.md from the docstrings. `make docs` runs this; a test checks that the page is up to date."""
 
 import importlib
 import inspect
@@ -25,7 +25,7 @@ Signatures leave out types; they are in the code, checked by mypy in strict mode
 
 
 def page() -> str:
-    """Return the text of docs/api.md."""
+    """Return the text of docs/reference/api.md."""
     parts = [HEAD]
     for name in MODULES:
         module = importlib.import_module(name)
@@ -73,4 +73,4 @@ def _first(doc: str | None) -> str:
 
 
 if __name__ == "__main__":
-    (Path(__file__).parent / "api.md").write_text(page(), encoding="utf-8")
+    (Path(__file__).parent / "reference" / "api.md").write_text(page(), encoding="utf-8")

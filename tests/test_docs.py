@@ -18,7 +18,7 @@ REFERENCE = re.compile(r"`((?:tests/|src/securesgd/)?[\w/]+\.py)::(\w+)`")
 
 
 def references():
-    for document in sorted((ROOT / "docs").glob("*.md")):
+    for document in sorted((ROOT / "docs").rglob("*.md")):
         for file, name in REFERENCE.findall(document.read_text()):
             if not file.startswith(("tests/", "src/")):
                 base = "tests" if Path(file).name.startswith("test_") else "src/securesgd"
@@ -33,7 +33,7 @@ def test_reference_exists(file, name):
 
 
 def test_links_between_documents_exist():
-    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
@@ -42,14 +42,14 @@ def test_the_api_page_is_that_of_the_docstrings():
     """`make docs` writes it."""
     namespace = {"__file__": str(ROOT / "docs" / "build_api.py"), "__name__": "build_api"}
     exec(compile((ROOT / "docs" / "build_api.py").read_text(), "build_api.py", "exec"), namespace)
-    assert (ROOT / "docs" / "api.md").read_text() == namespace["page"]()
+    assert (ROOT / "docs" / "reference" / "api.md").read_text() == namespace["page"]()
 
 
 TABLES = ("robustness", "adlm", "interval", "data", "training")
 
 
 def test_every_setting_is_on_the_page_of_settings():
-    page = (ROOT / "docs" / "runs.md").read_text()
+    page = (ROOT / "docs" / "reference" / "run-folder.md").read_text()
     for table in (RunConfig, RobustnessSettings, TrainingSettings, AdlmSettings, IntervalSettings, DataSettings):
         for field in dataclasses.fields(table):
             assert field.name in TABLES or f"`{field.name}`" in page, field.name

@@ -1,4 +1,4 @@
-"""Each error of the paper listed in docs/errata.md, shown by a counter-example."""
+"""Each error of the paper listed in docs/reference/errata.md, shown by a counter-example."""
 
 import numpy as np
 import pytest

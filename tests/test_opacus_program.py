@@ -1,4 +1,4 @@
-"""The two programs of docs/opacus.md: the same epsilon, and models of the same worth."""
+"""The two programs of docs/how-to/opacus.md: the same epsilon, and models of the same worth."""
 
 import importlib.util
 import warnings

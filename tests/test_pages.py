@@ -16,7 +16,8 @@ from tests.markdown import Block, blocks
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
-    path.name: path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+    str(path.relative_to(ROOT)): path
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 BLOCKS = {name: blocks(path) for name, path in PAGES.items()}
 

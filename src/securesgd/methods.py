@@ -9,7 +9,7 @@ ibp                no       no                     interval bounds in the loss (
                                                    by bounds instead of votes
 dp-ibp             yes      no                     the same by DP-SGD
 adlm               no       no                     Adaptive Laplace Mechanism (Phan et al. 2017) as published; its claim
-                                                   of privacy is not endorsed (docs/adlm.md)
+                                                   of privacy is not endorsed (docs/reference/adlm.md)
 secure-sgd         yes      redistributed          Secure-SGD with HGM, here with the exact calibration
 secure-sgd-agm     yes      uniform                the paper's comparison: analytic calibration, no redistribution
 pixeldp            no       uniform, ε_r <= 1      PixelDP (Lécuyer et al. 2019), classic calibration

@@ -39,7 +39,7 @@ _NOISY: dict[str, dict[str, Any]] = {
     },
 }
 _NOISY["fashion-mnist"] = _NOISY["mnist"]
-# The authors' settings, except where docs/adlm.md says what is reduced to end in minutes on one core.
+# The authors' settings, except where docs/reference/adlm.md says what is reduced to end in minutes on one core.
 _ADLM: dict[str, dict[str, Any]] = {
     "digits": {
         "network": "digits-cnn",

@@ -242,9 +242,9 @@ class Run:
     ) -> CheckResult:
         """Recompute what the folder claims, from what each claim rests on, and return a line for each. Only reads.
 
-        Guarantee: see docs/check.md. `examples` certificates of each norm, chosen at random (None: all), are computed
-        again. `public_key` is the file of the key that must have signed the folder. `check_run` is for a folder that
-        may be too damaged to be loaded.
+        Guarantee: see docs/how-to/check.md. `examples` certificates of each norm, chosen at random (None: all), are
+        computed again. `public_key` is the file of the key that must have signed the folder. `check_run` is for a
+        folder that may be too damaged to be loaded.
         """
         self.require_own_model()
         found: tuple[Tensor, Tensor] | None = None
@@ -311,7 +311,7 @@ class Run:
         return path
 
     def export(self, path: str | Path, *, norm: str | None = None) -> Path:
-        """Write the model as an ONNX file with the recipe of its vote: see `export.export_onnx`, docs/export.md."""
+        """Write the model as an ONNX file with the recipe of its vote: `export.export_onnx`, docs/how-to/export.md."""
         return export_onnx(self, path, norm=norm)
 
     def require_own_model(self) -> None:

@@ -34,7 +34,7 @@ def check_run(
     """Recompute what a run folder claims, from what each claim rests on, and return a line for each.
 
     Guarantee: nothing is written, whatever the folder holds, and no code is imported that the caller did not name. What
-    a line that is ok proves is in docs/check.md.
+    a line that is ok proves is in docs/how-to/check.md.
     Raises: InvalidInputError if it is not a run folder, or an argument is invalid.
 
     `network` is needed if it is not a built-in one, as in `load_run`; `dataset` says where the run's own data are, if

@@ -253,7 +253,7 @@ def test_shares_of_the_page_are_counted_in_the_rows(finished, tmp_path):
 
 
 def test_every_file_of_a_run_folder_is_documented(finished):
-    page = (ROOT / "docs" / "runs.md").read_text()
+    page = (ROOT / "docs" / "reference" / "run-folder.md").read_text()
     assert [path.name for path in finished.iterdir() if f"`{path.name}`" not in page] == []
 
 

@@ -10,7 +10,7 @@ from securesgd.theory.audit import simple_epsilon_bound
 
 BOXES = ("white_box", "black_box")
 GUESSED = {"white_box": 0.05, "black_box": 0.2}
-"""Shares of the canaries that are guessed, fixed here and for all runs; docs/audit.md says how they were chosen."""
+"""Shares of the canaries that are guessed, fixed here and for all runs; docs/how-to/audit.md says how."""
 _FAILURE_SHARES = {
     ("white_box", "tradeoff"): 0.8, ("white_box", "simple"): 0.1,
     ("black_box", "tradeoff"): 0.05, ("black_box", "simple"): 0.05,

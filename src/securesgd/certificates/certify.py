@@ -69,7 +69,7 @@ def certify(
     share the work, and all return the whole.
     Assumes: a sensitivity, if given, is the model's own (`model.sensitivity(norm)`, kept from an earlier call).
     Raises: InvalidInputError if the model cannot be certified, inputs do not fit, or the draws cannot prove anything.
-    Reference: Cohen et al. 2019, algorithm CERTIFY; docs/certificates.md for noise that differs between units.
+    Reference: Cohen et al. 2019, algorithm CERTIFY; docs/reference/certificates.md for noise that varies by unit.
 
     `indices` are the examples' places in their data set, 0, 1, … if not given; they choose the noise. `rules` are
     import paths of certificate rules from outside, computed besides those of `CERTIFICATE_RULES`; intervals have none.

@@ -26,8 +26,8 @@ def statement(
 ) -> None:
     """State the privacy of a run in full: the claim, what it means to an attacker, and what it rests on.
 
-    Computed from the ledger, in seconds; nothing is written. Every bound is rounded up. docs/statement.md explains each
-    line.
+    Computed from the ledger, in seconds; nothing is written. Every bound is rounded up. The lines are explained in
+    docs/reference/statement.md.
     """
     from securesgd.privacy import run_statement, statement_rows
     from securesgd.privacy.group import GROUP_SIZES

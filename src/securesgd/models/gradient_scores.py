@@ -2,7 +2,7 @@
 
 The score of one example is |∂L/∂h₁|^β. On private data its mean is a release like any other: here each example's
 score vector is clipped in l2, summed, and Gaussian noise is added, which costs one Gaussian event in the ledger. (The
-paper says it costs nothing; docs/errata.md, no. 7.)
+paper says it costs nothing; docs/reference/errata.md, no. 7.)
 """
 
 __all__ = ["SENSITIVITY", "Per", "redistribution_from_gradients"]

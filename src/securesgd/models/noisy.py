@@ -47,8 +47,8 @@ class NoisyNetwork(nn.Module):
     certificate of the layer holds for the network. Checked on construction and again at every certification
     (`require_sound`) by gradients, by passes in which every use of the input is watched (`input_path.py`), and on
     inputs in and out of range.
-    Assumes: what hides from torch and from those inputs does not happen (`docs/certificates.md`); the rest of the
-    network treats examples one by one and is deterministic in eval mode.
+    Assumes: what hides from torch and from those inputs does not happen (docs/reference/certificates.md); the rest of
+    the network treats examples one by one and is deterministic in eval mode.
     Raises: InvalidInputError if the layer cannot carry a certificate, the input is used elsewhere too, or an argument
     is not valid.
     """

@@ -1,8 +1,8 @@
 """The full privacy statement: what a reader needs to judge epsilon, or to compare it with somebody else's.
 
 `PrivacyStatement` is the claim. This adds what it rests on (releases, sampling, clipping, generator, versions) and what
-it means: mu of Gaussian DP, the success of membership attacks, and epsilon for people with several examples. docs/
-statement.md explains each line; `statement_schema.json` is the schema of the JSON form. No torch.
+it means: mu of Gaussian DP, the success of membership attacks, and epsilon for people with several examples.
+docs/reference/statement.md explains each line; `statement_schema.json` is the schema of the JSON form. No torch.
 """
 
 __all__ = ["FullStatement", "GroupEpsilon", "full_statement", "statement_schema"]

@@ -3,7 +3,7 @@
     query(D) + N(0, σ² K r)
 
 is the ordinary Gaussian mechanism on the whitened query A/√(K r), rescaled afterwards. So r can be combined with every
-calibration, also the exact one (`analytic`, the default); the paper says otherwise (docs/errata.md).
+calibration, also the exact one (`analytic`, the default); the paper says otherwise (docs/reference/errata.md).
 """
 
 __all__ = ["Guarantee", "HeterogeneousGaussianMechanism", "Release"]
@@ -52,7 +52,7 @@ class HeterogeneousGaussianMechanism:
     Guarantee: `release(A(D), generator)` is (epsilon, delta)-DP for every pair D, D' of neighbours for which
     ‖(A(D) − A(D'))/√(K r)‖₂ <= sensitivity. Each call is a separate release; repeated calls compose.
     It holds in floating point: values are rounded to a public grid of powers of two, noise is an exact integer multiple
-    of it, and σ covers the rounding (docs/noise.md).
+    of it, and σ covers the rounding (docs/reference/noise.md).
     Assumes: the values are deterministic given the data, and the reader knows nothing of the generator.
 
     `sensitivity` is the *whitened* one. If you know something else, use a constructor:

@@ -29,10 +29,10 @@ _ADJACENT = {
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseScheme:
-    """How the noise of DP-SGD steps is made: integers on a public grid, an exact rounded Gaussian (docs/noise.md).
+    """How the noise of DP-SGD steps is made: integers on a public grid, an exact rounded Gaussian.
 
-    `bound` is the l2 change by one example that the noise is calibrated to: the clipping norm, what floating point may
-    add to a sum of clipped gradients (`sensitivity`), and the rounding to the grid.
+    docs/reference/noise.md has the proof. `bound` is the l2 change by one example that the noise is calibrated to: the
+    clipping norm, what floating point may add to a sum of clipped gradients (`sensitivity`), and the rounding.
     """
 
     clipping_norm: float

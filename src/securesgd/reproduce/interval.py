@@ -3,7 +3,7 @@
 MNIST at epsilon 3, Fashion-MNIST and CIFAR-10 at epsilon 8, by the method dp-ibp with the presets of the data sets.
 With one seed: MNIST at epsilon 1 and 8, and over the radius of training at epsilon 3; and smoothing on MNIST at the
 same epsilons (r learned from the prior, 10,000 draws, fewer images since each takes its votes). How the settings were
-found, which no privacy budget covers, is in docs/interval.md; rows are on the test set.
+found, which no privacy budget covers, is in docs/reference/interval.md; rows are on the test set.
 """
 
 __all__ = ["INTERVAL", "INTERVAL_RADII"]

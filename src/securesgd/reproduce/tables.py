@@ -9,8 +9,8 @@ redistribution, with the paper's robust_epsilon = 4 and construction attack size
 certificates beside it. The paper's attacks, sound (gradients averaged over 20 noise draws) and as published (without
 noise). All models are tanh-cnn with epsilon = 3; the noisy ones are those of the experiment `redistribution`.
 
-**adlm** — AdLM as published, reduced to minutes: test accuracy at its authors' budget and a larger one. `docs/adlm.md`
-says what is reduced. epsilon is what the method claims; no privacy is guaranteed.
+**adlm** — AdLM as published, reduced to minutes: test accuracy at its authors' budget and a larger one. The page
+docs/reference/adlm.md says what is reduced. epsilon is what the method claims; no privacy is guaranteed.
 """
 
 __all__ = ["ADLM", "ATTACKS", "PAPER_NETWORK", "AttackTable"]

@@ -7,7 +7,7 @@ Gaussian mechanism on integers, whose accounting therefore holds as it is. Low-o
 whole, and all that is computed from the result in floating point afterwards is post-processing.
 
 What it costs: rounding moves each coordinate by up to half a grid step, so two vectors that differ by `sensitivity` may
-differ by bound = sensitivity + grid·√size after it; the noise is calibrated to `bound`. docs/noise.md has the proof.
+differ by bound = sensitivity + grid·√size after it; the noise is calibrated to `bound`. Proof: docs/reference/noise.md.
 """
 
 __all__ = ["GridRelease", "to_grid_"]

@@ -7,7 +7,7 @@ the real one does. The rare other pairs (about one in a million at s = 2¹⁹) g
 interval arithmetic, until the rounding is certain.
 
 So the result is a function of the key stream alone: the same on every machine, whatever its mathematics library rounds.
-docs/noise.md has the proof of the tolerance and what follows from exactness for a private release.
+docs/reference/noise.md has the proof of the tolerance and what follows from exactness for a private release.
 """
 
 __all__ = ["LARGEST_SCALE", "rounded_gaussian"]
@@ -25,7 +25,7 @@ from securesgd.errors import InvalidInputError
 from securesgd.runtime.key_stream import KeyStream
 
 TOLERANCE = 2.0**-42
-"""Bound on |computed − real| / s for pairs whose radius is in `RADII`: 1.7 times what docs/noise.md proves."""
+"""Bound on |computed − real| / s for pairs whose radius is in `RADII`: 1.7 times that of docs/reference/noise.md."""
 RADII = (2.0**-10, 5.5)
 """√(−2 ln U) for which the tolerance is proven; beyond, too few of the bits of U are known."""
 BLOCK = 2**18

@@ -88,7 +88,7 @@ def as_published_radius(p: ArrayLike, q: ArrayLike, delta: float | None = None) 
     """Return the radius of the paper's printed Eq. RobustCon4 (`as-published`). **No guarantee.**
 
     The equation divides by ε_r twice, where Theorem 3 has one division, so it overstates the radius by ε_r when
-    ε_r > 1; it also leaves out Condition 1 of the theorem's proof (docs/errata.md).
+    ε_r > 1; it also leaves out Condition 1 of the theorem's proof (docs/reference/errata.md).
     """
     top, other = _bounds(p, q)
 

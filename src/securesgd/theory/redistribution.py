@@ -1,7 +1,8 @@
 """The redistribution vector r: where the noise of a heterogeneous Gaussian mechanism goes.
 
 Component k of K gets noise of variance σ²·K·r_k. r lies on the simplex and **every r_k > 0**: a component without
-noise would be published exactly. (The paper allows r_k = 0; see docs/errata.md.) Uniform r is the ordinary mechanism.
+noise would be published exactly. (The paper allows r_k = 0; see docs/reference/errata.md.) Uniform r is the ordinary
+mechanism.
 """
 
 __all__ = ["component_std", "expand_channels", "from_scores", "mix_with_uniform", "uniform", "validated"]

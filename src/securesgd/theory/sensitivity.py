@@ -130,7 +130,7 @@ def published_sensitivity(query: "LinearMap | ArrayLike | sp.sparray", r: ArrayL
     """Return the paper's own l_inf sensitivity (`as-published`). **No guarantee**: it can be below the true one.
 
     Fully connected: √K·‖W/(K r)‖_∞, valid but loose. Convolution: the largest single feature map, which forgets that
-    one change of the input moves every map at once (docs/errata.md).
+    one change of the input moves every map at once (docs/reference/errata.md).
     """
     layer = as_linear_map(query)
     vector = uniform(layer.output_size) if r is None else validated(r, layer.output_size)

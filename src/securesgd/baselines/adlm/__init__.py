@@ -5,5 +5,5 @@
     network      a network with AdLM's input noise and loss
     preparation  relevance, shares and the noise of the loss, before the first step
 
-docs/adlm.md says why nothing is guaranteed and where this differs from the authors' code.
+docs/reference/adlm.md says why nothing is guaranteed and where this differs from the authors' code.
 """

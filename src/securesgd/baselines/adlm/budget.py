@@ -1,7 +1,7 @@
 """AdLM's budget: the settings that a run states, and the published sensitivities and scales of its Laplace noise.
 
-The formulas are the published ones. None is a guarantee: docs/adlm.md says why the noise does not give the privacy that
-is claimed for it.
+The formulas are the published ones. None is a guarantee: docs/reference/adlm.md says why the noise does not give the
+privacy that is claimed for it.
 """
 
 __all__ = [

@@ -58,7 +58,7 @@ class BatchMoments(nn.Module):
 class AdlmNetwork(nn.Module):
     """`network` (its last layer Linear) under AdLM's noise while in training mode, and as it is in eval mode.
 
-    Guarantee: none. The noise is the published one; docs/adlm.md says why it does not protect the training data.
+    Guarantee: none. The noise is the published one; docs/reference/adlm.md says why it does not protect the data.
     """
 
     input_scale: Tensor
