@@ -24,6 +24,8 @@ $(VENV)/dev: $(VENV)/runtime
 demo: $(VENV)/runtime  ## run the product on embedded data and write runs/demo
 	$(BIN)/securesgd demo
 
+# Bytecode is kept even where the environment says not to: the tests start dozens of processes that load the package.
+test: export PYTHONDONTWRITEBYTECODE =
 test: lint types $(VENV)/dev  ## lint, types and the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
