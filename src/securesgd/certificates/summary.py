@@ -8,6 +8,7 @@ __all__ = [
     "guarantee_in_words",
     "interval_guarantee_in_words",
     "is_right",
+    "record_in_short",
     "record_in_words",
 ]
 
@@ -73,6 +74,25 @@ def record_in_words(record: dict[str, Any], summary: dict[str, Any]) -> str:
     if settings.get("family") == INTERVAL:
         return interval_guarantee_in_words(settings, summary, without_noise=record["without_noise"] is True)
     return guarantee_in_words(settings, record["sensitivity"], summary)
+
+
+def record_in_short(record: dict[str, Any], summary: dict[str, Any]) -> str:
+    """Return what an entry of certificates.json guarantees as one sentence, which `record_in_words` explains."""
+    settings, by_radius = record["settings"], summary["certified_accuracy"]["tight"]
+    radius = list(by_radius)[len(by_radius) // 2]
+    share = f"{100 * by_radius[radius]['share']:.1f} % are right and proven at {radius}"
+    if settings.get("family") != INTERVAL:
+        sure = f"with probability at least {probability_of_success(settings['failure_prob'])} each"
+        return (
+            f"Each of {summary['examples']:,} test predictions, abstentions aside, stays the same under any change "
+            f"below its own radius in {settings['norm']}, {sure}; {share}."
+        )
+    network = " of the network without its noise" if record["without_noise"] is True else ""
+    inside = "up to its own radius in linf" if settings["box"] is None else "inside its own share of the box"
+    return (
+        f"Each of {summary['examples']:,} test predictions{network} stays the same under any change {inside}, for "
+        f"certain; {share}."
+    )
 
 
 def guarantee_in_words(settings: dict[str, Any], sensitivity: dict[str, Any], summary: dict[str, Any]) -> str:

@@ -91,6 +91,13 @@ class PrivacyStatement:
         return all(reason == SEEDED for reason in self.reasons)
 
     @property
+    def in_short(self) -> str:
+        """The statement as one sentence, which `in_words` explains; epsilon is rounded up."""
+        if self.guaranteed:
+            return f"({_epsilon_text(self.epsilon)}, {self.delta!r})-differentially private for any one training example."
+        return f"Differential privacy is not guaranteed: {'; '.join(self.reasons)}."
+
+    @property
     def in_words(self) -> str:
         """The statement as a sentence or two; epsilon is rounded up."""
         method = f"{self.accountant.upper()} accountant of {self.accountant_version}"
@@ -101,7 +108,7 @@ class PrivacyStatement:
         if self.guaranteed:
             noise = [] if self.noise is None else [self.noise.in_words]
             return " ".join([claim, *noise, *(f"Caution: {caution}." for caution in self.cautions)])
-        words = f"Differential privacy is not guaranteed: {'; '.join(self.reasons)}."
+        words = self.in_short
         if self.accounted_epsilon == 0:  # nothing else was released
             return words
         if self.guaranteed_but_for_seed:

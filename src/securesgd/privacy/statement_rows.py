@@ -7,6 +7,8 @@ beside it.
 __all__ = [
     "UNIT",
     "assumptions",
+    "basis_rows",
+    "figure_rows",
     "not_covered",
     "released",
     "statement_in_words",
@@ -33,7 +35,17 @@ Row = tuple[str, str, str]
 
 def statement_rows(full: "FullStatement") -> list[Row]:
     """Return the statement as rows of label, value and explanation; plain text, bounds rounded up."""
-    return [*_claim_rows(full), *_meaning_rows(full), *_mechanism_rows(full), *_origin_rows(full)]
+    return [*figure_rows(full), *basis_rows(full)]
+
+
+def figure_rows(full: "FullStatement") -> list[Row]:
+    """Return the rows of `statement_rows` about what is claimed, and what it means."""
+    return [*_claim_rows(full), *_meaning_rows(full)]
+
+
+def basis_rows(full: "FullStatement") -> list[Row]:
+    """Return the rows of `statement_rows` about what the figures rest on."""
+    return [*_mechanism_rows(full), *_origin_rows(full)]
 
 
 def statement_in_words(full: "FullStatement") -> str:

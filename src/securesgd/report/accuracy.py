@@ -1,6 +1,6 @@
 """The accuracies of a report: the numbers at its top, all about the same images, and what they are worth by class."""
 
-__all__ = ["accuracy_part", "no_accuracy"]
+__all__ = ["MOST_CLASSES", "accuracy_part", "middle_radius", "no_accuracy"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from typing import Any
 
 from securesgd.attacks.robust_accuracy import attack_balance
 from securesgd.certificates.rules import record_key
-from securesgd.certificates.summary import certificate_balance, certified_accuracy
+from securesgd.certificates.summary import certificate_balance, certified_accuracy, is_right
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.report.run_record import RunRecord, class_names
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.run_records import RunMetrics
-from securesgd.theory.class_balance import ClassBalance, class_name
+from securesgd.theory.class_balance import ClassBalance, class_balance, class_name
 
 MOST_CLASSES = 100
 """Rows of the table of classes; of more, those with the lowest recall."""
@@ -21,13 +21,26 @@ MOST_CLASSES = 100
 Rows = dict[int, dict[str, Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """An accuracy of the page: what it is called, the answers it counts, and whether it is one without attack."""
+    """A column of the table of classes: what it is called, and the answers it counts."""
 
+    examples: str
+    """Which examples it is about."""
     title: str
     balance: ClassBalance
     clean: bool = True
+    """Whether a low share would be the model's fault, not that of an attack or of a proof."""
+    precision: bool = False
+    """Whether it is about the answers of a class instead of its examples."""
+
+    def cell(self, number: int) -> dict[str, Any] | None:
+        """Return the share of a class and what it is a share of; None if that is nothing."""
+        counts = self.balance.answers if self.precision else self.balance.examples
+        if number >= len(counts) or not counts[number]:
+            return None
+        of = f"{counts[number]:,} answers" if self.precision else f"{counts[number]:,}"
+        return {"share": self.balance.right[number] / counts[number], "of": of}
 
 
 def accuracy_part(record: RunRecord, tables: list[dict[str, Any]], attacks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -40,14 +53,11 @@ def accuracy_part(record: RunRecord, tables: list[dict[str, Any]], attacks: list
     certified = _certificate_rows(record, tables[0]["key"]) if tables else {}
     attacked = _attack_rows(record, worst["cell"]) if worst else {}
     test = _test_metrics(record)
-    measured = [] if test is None or test.test_balance is None else [_Measured("whole test set", test.test_balance)]
+    measured = [] if test is None or test.test_balance is None else _test_columns(test.test_balance)
     for table in tables:
-        rows = list(_certificate_rows(record, table["key"]).values())
-        measured.append(_Measured(f"certified, {table['norm']}{table['by']}", certificate_balance(rows)))
+        measured += _certified_columns(list(_certificate_rows(record, table["key"]).values()), table)
     if worst and attacked:
-        rows, where = list(attacked.values()), _attack_name(worst)
-        measured.append(_Measured("attacked images, before", attack_balance(rows, "clean")))
-        measured.append(_Measured(f"under {where}", attack_balance(rows, "attacked"), clean=False))
+        measured += _attacked_columns(list(attacked.values()), _attack_name(worst))
     known = class_names(record)
     return {
         "accuracy": _test_accuracy(test),
@@ -55,6 +65,40 @@ def accuracy_part(record: RunRecord, tables: list[dict[str, Any]], attacks: list
         "by_class": _class_table(measured, known),
         "balance_warnings": _warnings(measured, known),
     }
+
+
+def _test_columns(balance: ClassBalance) -> list[_Measured]:
+    return [
+        _Measured(examples="whole test set", title="recall", balance=balance),
+        _Measured(examples="whole test set", title="precision", balance=balance, clean=False, precision=True),
+    ]
+
+
+def _certified_columns(rows: list[dict[str, Any]], table: dict[str, Any]) -> list[_Measured]:
+    """Return what is right, and what is right and proven at the radius that the tile is about."""
+    examples, radius = f"certified, {table['norm']}{table['by_short']}", middle_radius(table)
+    proven = class_balance(
+        [row["label"] for row in rows],
+        [row["prediction"] if is_right(row) and row["radius_tight"] >= float(radius) else None for row in rows],
+    )
+    return [
+        _Measured(examples=examples, title="right", balance=certificate_balance(rows)),
+        _Measured(examples=examples, title=f"right and proven at {radius}", balance=proven, clean=False),
+    ]
+
+
+def _attacked_columns(rows: list[dict[str, Any]], attack: str) -> list[_Measured]:
+    return [
+        _Measured(examples="attacked images", title="before", balance=attack_balance(rows, "clean")),
+        _Measured(
+            examples="attacked images", title=f"under {attack}", balance=attack_balance(rows, "attacked"), clean=False
+        ),
+    ]
+
+
+def middle_radius(table: dict[str, Any]) -> str:
+    """Return the radius of a table of certificates that short statements are about."""
+    return str(table["radii"][len(table["radii"]) // 2])
 
 
 def no_accuracy() -> dict[str, Any]:
@@ -115,7 +159,7 @@ def _tiles(
     proven, broken = _same_images(certified, attacked, one_test_set=_one_test_set(record, tables, worst))
     tiles, count = no_accuracy()["tiles"], len(proven or broken)
     if tables:
-        radius = tables[0]["radii"][len(tables[0]["radii"]) // 2]
+        radius = middle_radius(tables[0])
         where = f"at {tables[0]['norm']} {radius}{tables[0]['by']}"
         share = certified_accuracy(proven, "tight", float(radius))["share"] if proven else None
         tiles |= {"certified": _number(share), "certified_where": where}
@@ -169,35 +213,34 @@ def _of(count: int, share: float | None) -> str:
 
 
 def _class_table(measured: Sequence[_Measured], known: Sequence[str] | None) -> dict[str, Any] | None:
-    """Return a column per accuracy: of all examples, of always giving one answer, and the recall of each class."""
+    """Return a column per share: of all examples, of always giving one answer, and of each class."""
     if not measured:
         return None
     classes = max(len(known or ()), *(len(x.balance.examples) for x in measured))
-    numbers = sorted(range(classes), key=lambda k: min(_recall(x, k)[0] for x in measured))[:MOST_CLASSES]
+    numbers = sorted(range(classes), key=lambda k: min(_recall(x, k) for x in measured))[:MOST_CLASSES]
+    groups = dict.fromkeys(x.examples for x in measured)
     return {
+        "groups": [{"title": name, "columns": sum(x.examples == name for x in measured)} for name in groups],
         "titles": [x.title for x in measured],
-        "all": [x.balance.json()["accuracy"] | {"examples": f"{x.balance.n:,}"} for x in measured],
+        "all": [
+            None if x.precision else x.balance.json()["accuracy"] | {"of": f"{x.balance.n:,}"} for x in measured
+        ],
         "one_answer": [
-            {"share": x.balance.majority_rate, "name": class_name(x.balance.majority_class, known)} for x in measured
+            None
+            if x.precision
+            else {"share": x.balance.majority_rate, "of": f"“{class_name(x.balance.majority_class, known)}”"}
+            for x in measured
         ],
-        "classes": [
-            {"name": class_name(k, known), "recall": [_recall_text(x, k) for x in measured]} for k in sorted(numbers)
-        ],
+        "classes": [{"name": class_name(k, known), "cells": [x.cell(k) for x in measured]} for k in sorted(numbers)],
         "left_out": classes - len(numbers),
     }
 
 
-def _recall(measured: _Measured, number: int) -> tuple[float, int]:
-    """Return recall and examples of a class; a class without examples comes after all others."""
-    balance = measured.balance
-    if number >= len(balance.examples) or not balance.examples[number]:
-        return 2.0, 0
-    return balance.right[number] / balance.examples[number], balance.examples[number]
-
-
-def _recall_text(measured: _Measured, number: int) -> dict[str, str] | None:
-    recall, examples = _recall(measured, number)
-    return {"share": f"{recall:.3f}", "examples": f"{examples:,}"} if examples else None
+def _recall(measured: _Measured, number: int) -> float:
+    """Return the recall of a class; a class without examples comes after all others."""
+    recall = measured.balance.recall
+    share = recall[number] if number < len(recall) else None
+    return 2.0 if share is None else share
 
 
 def _warnings(measured: Sequence[_Measured], known: Sequence[str] | None) -> list[str]:
@@ -206,5 +249,5 @@ def _warnings(measured: Sequence[_Measured], known: Sequence[str] | None) -> lis
     for x in measured:
         warning = x.balance.warning(known) if x.clean else None
         if warning:
-            titles.setdefault(warning, []).append(x.title)
+            titles.setdefault(warning, []).append(x.examples)
     return [f"{'; '.join(titles[warning])}: {warning}." for warning in titles]

@@ -17,17 +17,20 @@ from securesgd import __version__
 from securesgd.check.outcome import FAIL, Finding
 from securesgd.check.records import check_records, unbelieved_tiles
 from securesgd.errors import DamagedFileError, InvalidInputError, SecureSGDError
+from securesgd.models.redistribution import Redistribution
 from securesgd.report.accuracy import accuracy_part, no_accuracy
+from securesgd.report.charts import attack_charts, certified_charts, noise_picture, png_uri
 from securesgd.report.commands import check_commands
-from securesgd.report.plots import compared_curves_figure
-from securesgd.report.privacy import NO_PRIVACY, data_uri, privacy_part
+from securesgd.report.comparison import comparison_part
+from securesgd.report.privacy import NO_PRIVACY, privacy_part
 from securesgd.report.robustness import (
     attack_rows,
     attack_warnings,
     certificate_tables,
     no_certificates_words,
+    side_by_side,
 )
-from securesgd.report.run_record import RunRecord, read_run
+from securesgd.report.run_record import RunRecord, is_noisy, read_run
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.run_folder import IN_MEMORY, OWN_NETWORK
 from securesgd.runtime.storage import open_regular, read_bytes, write_whole
@@ -96,7 +99,7 @@ def _render(records: Sequence[RunRecord], findings: Sequence[Sequence[Finding]],
     return _template().render(
         title=title,
         runs=runs,
-        comparison=_comparison_picture(records),
+        comparison=comparison_part(records, runs),
         version=__version__,
         date=date,
         source={"version": __version__, "date": date, "runs": called},
@@ -121,14 +124,6 @@ def _require_free(out: Path) -> None:
         is_report = file.read(len(_BEGINNING)) == _BEGINNING
     if not is_report:
         raise InvalidInputError(f"{out} exists and is not a report; give another --out, or move it away")
-
-
-def _comparison_picture(records: Sequence[RunRecord]) -> str | None:
-    """Return a picture of the certified accuracy of each run, if there are several to compare."""
-    certified = {record.name: record.certificates for record in records if record.certificates}
-    if len(certified) < 2:
-        return None
-    return data_uri(compared_curves_figure(certified))
 
 
 def _run_section(record: RunRecord, number: int, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -159,17 +154,47 @@ def _run_section(record: RunRecord, number: int, findings: Sequence[Finding]) ->
             no_accuracy(),
         ),
         "certificates": certificates,
-        "curves": _picture(record, names.CERTIFICATE_PICTURE) if certificates else None,
-        "no_certificates": _shown(record, no_certificates_words(record)),
+        "families": side_by_side(certificates),
+        "curves": certified_charts(record.certificates),
+        "no_certificates": _with_command(_shown(record, no_certificates_words(record))),
         "attacks": attacks,
         "warnings": build_part(record, names.ATTACK_RECORD, attack_warnings, []) if attacks else [],
         "gallery": _picture(record, names.ATTACK_PICTURE) if attacks else None,
-        "redistribution": _picture(record, names.REDISTRIBUTION_PICTURE),
+        "attack_charts": attack_charts(attacks),
+        "noise": build_part(record, names.REDISTRIBUTION, _noise, None),
         "not_guaranteed": not_guaranteed(privacy["statement"]),
         "config_text": record.config_text,
         "environment": json.dumps(record.environment, indent=2) if record.environment else None,
-        "missing": [_shown(record, line) for line in record.missing],  # all parts are made: each may have named some
+        **_state(record),  # all parts are made: each may have named a file
     }
+
+
+def _state(record: RunRecord) -> dict[str, Any]:
+    """Return whether training ended, which files are damaged, and which are not there with the command for each."""
+    lines = [_shown(record, line) for line in record.missing]
+    gone = [line for line in lines if " is missing: " in line]
+    unfinished = any(line.startswith(f"{names.MODEL} is missing: ") for line in gone)
+    return {
+        "unfinished": unfinished,
+        "resume": f"securesgd train --resume --out {record.shown}",
+        "finish": f"securesgd train --finish --out {record.shown}",
+        "damaged": [_with_command(line) for line in lines if line not in gone],
+        "missing": [_with_command(line) for line in gone],
+        "audit_command": f"securesgd audit {record.shown}",
+        "attack_command": f"securesgd attack {record.shown} --attack all",
+    }
+
+
+def _with_command(line: str) -> dict[str, str]:
+    """Return a line as words and the command at its end, if it has one."""
+    words, found, command = line.partition("securesgd ")
+    known = found and words.endswith(": ")
+    return {"words": words.removesuffix(": ") if known else line, "command": found + command if known else ""}
+
+
+def _noise(record: RunRecord) -> dict[str, Any] | None:
+    path = record.folder / names.REDISTRIBUTION
+    return noise_picture(Redistribution.load(path)) if record.way is not None and path.exists() else None
 
 
 def _shown(record: RunRecord, line: str) -> str:
@@ -207,7 +232,7 @@ def _description(record: RunRecord) -> dict[str, Any]:
         "method": method or "unknown",
         "dataset": dataset or "unknown",
         "subtitle": _subtitle(record),
-        "redistribution_words": _redistribution_words(record, config.get("robustness", {})),
+        "redistribution_words": _redistribution_words(record, config.get("robustness", {})) if is_noisy(record) else "",
         "commands": check_commands(record),
     }
 
@@ -277,4 +302,4 @@ def _picture(record: RunRecord, name: str) -> str | None:
     if not content.startswith(_PNG):
         record.missing.append(f"{name} cannot be used: it is not a PNG picture")
         return None
-    return data_uri(content)
+    return png_uri(content)

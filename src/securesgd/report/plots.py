@@ -1,20 +1,19 @@
-"""The plots of a run: certified accuracy, where the noise is, the budget spent; and how a figure becomes a file."""
+"""The plots in a run folder: certified accuracy, where the noise is; and how a figure becomes a file."""
 
 __all__ = [
-    "budget_spent_figure",
     "certified_curves_figure",
-    "compared_curves_figure",
+    "noise_maps",
     "picture_bytes",
     "plain_text",
     "redistribution_figure",
     "summary_curves_figure",
+    "tile_png",
     "write_picture",
 ]
 
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
 from matplotlib.ticker import FixedLocator, LogLocator
 
 from securesgd.certificates.rules import INTERVAL, INTERVAL_RULES, caveat_in, radius_rules, record_key
 from securesgd.certificates.summary import is_right
 from securesgd.errors import printable
-from securesgd.privacy import LedgerContents, SampledGaussianSteps
 from securesgd.runtime.storage import write_whole
 from securesgd.theory.certificates import CERTIFICATE_RULES, rule_caveat
 
@@ -78,22 +77,6 @@ def certified_curves_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
         axes.set(xlim=(0, 1.15 * proven or None), title=title, **_labels(str(own_rows[0]["norm"])))
         _tidy(axes)
     write_picture(figure, path)
-
-
-def compared_curves_figure(runs: Mapping[str, Sequence[dict[str, Any]]]) -> bytes:
-    """Return a picture, a panel per norm and a line per run and family, of their `certificates.csv`, rule tight."""
-    figure, panels = _figure([row for rows in runs.values() for row in rows])
-    for norm, axes in panels.items():
-        for (name, rows), line in zip(runs.items(), cycle(("-", "--", "-.", ":")), strict=False):
-            in_norm = [row for row in rows if row["norm"] == norm]
-            for key in sorted({record_key(row) for row in in_norm}):
-                own_rows = [row for row in in_norm if record_key(row) == key]
-                by = ", by intervals" if key == INTERVAL else ""
-                label = f"{plain_text(name)} ({len(own_rows)} examples{by})"
-                _staircase(axes, own_rows, "tight", label=label, linewidth=1.6, linestyle=line)
-        axes.set(xlim=(0, None), title=f"{norm}, rule tight", **_labels(norm))
-        _tidy(axes)
-    return picture_bytes(figure)
 
 
 def summary_curves_figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -165,6 +148,7 @@ def _staircase(axes: Axes, rows: Sequence[dict[str, Any]], rule: str, **style: A
 
 
 _SHOWN = 8  # channels shown one by one; the rest only in the mean
+_MAP = "viridis"
 
 
 def redistribution_figure(r: Sequence[float], shape: Sequence[int], title: str, path: Path) -> None:
@@ -188,25 +172,41 @@ def redistribution_figure(r: Sequence[float], shape: Sequence[int], title: str, 
     write_picture(figure, path)
 
 
-def _maps(relative: np.ndarray, title: str) -> Figure:
+def noise_maps(relative: np.ndarray) -> tuple[dict[str, np.ndarray], tuple[float, float]]:
+    """Return maps by name, of the mean over channels and of those channels that differ most, and the ends of a scale.
+
+    `relative` is [channels, height, width], relative to its median.
+    """
     mean = np.exp(np.log(relative).mean(axis=0))
     maps = {"all channels": mean}
     if len(relative) > 1:
         apart = (np.log(relative / mean) ** 2).sum(axis=(1, 2))
         if apart.max() > 1e-6:
             maps |= {f"channel {k}": relative[k] for k in sorted(np.argsort(apart)[-_SHOWN:])}
+    low, high = np.percentile(np.stack(list(maps.values())), (2, 98))
+    if high < 1.01 * low:
+        low, high = 0.5, 2.0  # uniform noise: one plain colour in the middle of the scale
+    return maps, (float(low), float(high))
+
+
+def tile_png(values: np.ndarray, low: float, high: float) -> bytes:
+    """Return a map as PNG, a pixel per unit, on a logarithmic scale from `low` to `high`."""
+    content = io.BytesIO()
+    imsave(content, np.log(values), vmin=math.log(low), vmax=math.log(high), cmap=_MAP, format="png")
+    return content.getvalue()
+
+
+def _maps(relative: np.ndarray, title: str) -> Figure:
+    maps, (low, high) = noise_maps(relative)
     columns = min(len(maps), 3)
     rows = -(-len(maps) // columns)
     figure = Figure(figsize=(2.2 * columns + 1.8, 2.3 * rows + 0.7), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
-    low, high = np.percentile(np.stack(list(maps.values())), (2, 98))
-    if high < 1.01 * low:
-        low, high = 0.5, 2.0  # uniform noise: one plain colour in the middle of the scale
     image = None
     for axes in grid.flat:
         axes.set_axis_off()
     for axes, (name, values) in zip(grid.flat, maps.items(), strict=False):
-        image = axes.imshow(values, cmap="viridis", norm=LogNorm(low, high))
+        image = axes.imshow(values, cmap=_MAP, norm=LogNorm(low, high))
         axes.set_title(name if len(maps) > 1 else "", fontsize=9)
     assert image is not None
     bar = figure.colorbar(image, ax=grid, label="noise / median", shrink=0.85, extend="both")
@@ -215,34 +215,3 @@ def _maps(relative: np.ndarray, title: str) -> Figure:
     bar.ax.minorticks_off()
     figure.suptitle(plain_text(title), fontsize=10)
     return figure
-
-
-@lru_cache(maxsize=4)  # a check of the page makes it again
-def budget_spent_figure(ledger: LedgerContents) -> bytes | None:
-    """Return a picture of the epsilon spent after each block of steps; None if there is nothing to draw."""
-    steps, spent, releases, done = [0], [0.0], [], 0
-    for record in ledger.records:
-        if math.isinf(record.epsilon):
-            continue
-        if isinstance(record.event, SampledGaussianSteps):
-            done += record.event.steps
-        else:
-            releases.append((done, record.epsilon, record.event.label))
-        steps.append(done)
-        spent.append(record.epsilon)
-    if len(steps) < 2:
-        return None
-    figure = Figure(figsize=(6, 2.8), layout="constrained")
-    axes = figure.subplots()
-    axes.step(steps, spent, where="pre", color="#0072B2", linewidth=1.8)
-    for step, epsilon, label in releases:
-        axes.annotate(plain_text(label), (step, epsilon), fontsize=8, xytext=(8, -4), textcoords="offset points")
-        axes.plot([step], [epsilon], "o", color="#D55E00")
-    target = ledger.header.target_epsilon
-    if target is not None:
-        axes.axhline(target, color="0.5", linestyle="--", linewidth=1)
-        axes.annotate("budget", (0, target), fontsize=8, xytext=(2, -10), textcoords="offset points")
-    axes.set(xlabel="steps", ylabel="ε paid", ylim=(0, None), xlim=(0, None))
-    axes.grid(True, color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
-    return picture_bytes(figure)

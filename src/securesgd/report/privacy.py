@@ -1,15 +1,14 @@
 """The part of a report about the privacy of the training data: statement, releases, what they mean. No torch."""
 
-__all__ = ["NO_PRIVACY", "data_uri", "privacy_part"]
+__all__ = ["NO_PRIVACY", "privacy_part"]
 
-import base64
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from securesgd.audit.record import audit_in_words, audit_summary, read_audit
-from securesgd.privacy import FullStatement, full_statement, statement_rows
+from securesgd.privacy import FullStatement, full_statement
 from securesgd.privacy.events import (
     GaussianRelease,
     PrivacyEvent,
@@ -18,13 +17,14 @@ from securesgd.privacy.events import (
     UnprotectedRelease,
 )
 from securesgd.privacy.ledger_record import Record
-from securesgd.report.plots import budget_spent_figure
+from securesgd.privacy.statement_rows import basis_rows, figure_rows
+from securesgd.report.charts import budget_chart
 from securesgd.report.run_record import RunRecord
 from securesgd.theory.rounding import round_down, round_up
 
 NO_PRIVACY: dict[str, Any] = {
     "statement": None, "doubts": [], "words": "", "epsilon": "–", "epsilon_shown": "unknown", "delta": "–",
-    "releases": [], "spent": None, "replayed": None, "statement_rows": [], "audit": [], "audit_words": "",
+    "releases": [], "spent": None, "replayed": None, "figures": [], "basis": [], "audit": None, "short": "", "cautions": [],
 }  # fmt: skip
 """What the page shows if the files of this part cannot be used."""
 
@@ -37,10 +37,12 @@ def privacy_part(record: RunRecord) -> dict[str, Any]:
     if statement is not None:
         epsilon = "∞" if math.isinf(statement.epsilon) else _epsilon_text(statement.epsilon)
         delta = f"{statement.delta:g}"
-    picture = None if record.ledger is None else budget_spent_figure(record.ledger)
+    full = None if record.ledger is None or statement is None else _full(record)
     return {
         "statement": None if statement is None else statement.json(),
         "doubts": record.doubts,
+        "short": "" if statement is None else statement.in_short,
+        "cautions": [] if statement is None else list(statement.cautions),
         "words": (record.statement or {}).get("in_words", ""),
         "replayed": record.replayed,
         "epsilon": epsilon,
@@ -50,24 +52,33 @@ def privacy_part(record: RunRecord) -> dict[str, Any]:
         "adjacency": "unknown" if header is None else header.adjacency,
         "accountant": "UNKNOWN, " if header is None else f"{header.accountant.upper()}, {header.accountant_version}",
         "examples": "not public" if header is None or header.dataset_size is None else f"{header.dataset_size:,}",
-        "spent": None if picture is None else data_uri(picture),
-        **_audit(record),
-        "statement_rows": [] if record.ledger is None or statement is None else statement_rows(_full(record)),
+        "spent": None if record.ledger is None else budget_chart(record.ledger),
+        "audit": _audit(record),
+        "figures": [] if full is None else figure_rows(full),
+        "basis": [] if full is None else basis_rows(full),
     }
 
 
-def _audit(record: RunRecord) -> dict[str, Any]:
-    """Return what an audit measured, as a sentence and a row for each bound; nothing if there was none."""
+def _audit(record: RunRecord) -> dict[str, Any] | None:
+    """Return what an audit measured, as a sentence and a row for each bound; None if there was none.
+
+    The bars of the rows are shares of the claimed epsilon, or of a larger bound.
+    """
     audit = read_audit(record.folder)
     if audit is None:
-        return {"audit": [], "audit_words": ""}
+        return None
+    bounds = audit_summary(audit)
+    claim = float(audit["claim"]["epsilon"])
+    longest = max(claim, *(row["epsilon_lower_bound"] for row in bounds)) or 1.0
     rows = [
         row
         | {name: f"{row[name]:,}" for name in ("canaries", "guesses", "right")}
         | {"bound": f"{round_down(row['epsilon_lower_bound'], digits=4):.4g}"}
-        for row in audit_summary(audit)
+        | {"length": row["epsilon_lower_bound"] / longest}
+        for row in bounds
     ]
-    return {"audit": rows, "audit_words": audit_in_words(audit)}
+    words = {"words": audit_in_words(audit), "holds": audit["holds"] is True}
+    return words | {"rows": rows, "claim": f"{claim:.4g}", "claim_length": claim / longest}
 
 
 def _full(record: RunRecord) -> FullStatement:
@@ -112,8 +123,3 @@ def _releases(records: Sequence[Record]) -> list[dict[str, str]]:
         rows.append(row)
         last = event
     return [row | {"times": f"{row['times']:,}"} for row in rows]
-
-
-def data_uri(image: bytes) -> str:
-    """Return a PNG picture as an address that holds it."""
-    return "data:image/png;base64," + base64.b64encode(image).decode()

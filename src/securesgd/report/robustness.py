@@ -1,16 +1,16 @@
 """The robustness part of a report: certificates by family, norm and rule, and accuracy under attack."""
 
-__all__ = ["attack_rows", "attack_warnings", "certificate_tables", "no_certificates_words"]
+__all__ = ["attack_rows", "attack_warnings", "certificate_tables", "no_certificates_words", "side_by_side"]
 
 from typing import Any
 
 from securesgd.certificates.column_radii import column_radii_table, middle_radii, table_schema
 from securesgd.certificates.rules import INTERVAL, caveat_in, record_key
-from securesgd.certificates.summary import certified_summary, record_in_words
+from securesgd.certificates.summary import certified_summary, record_in_short, record_in_words
 from securesgd.report.run_record import RunRecord, is_noisy
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.storage import read_bytes, read_json
-from securesgd.theory.rounding import round_down
+from securesgd.theory.rounding import probability_of_success, round_down
 
 _AS_STORED = (
     " This page does not run the network: its radii are those of certificates.csv. The commands at the end prove them "
@@ -34,7 +34,11 @@ def certificate_tables(record: RunRecord) -> list[dict[str, Any]]:
                 "key": key,
                 "norm": rows[0]["norm"],
                 "by": _family_words(stated) if key == INTERVAL else "",
+                "by_short": _family_words(stated).replace(", of the network", ",") if key == INTERVAL else "",
+                "about": "the network without its noise" if stated.get("without_noise") is True else "the network",
+                "sure": "certain" if key == INTERVAL else probability_of_success(stated["settings"]["failure_prob"]),
                 "examples": f"{len(rows):,}",
+                "short": record_in_short(stated, summary),
                 "words": record_in_words(stated, summary) + (_AS_STORED if key == INTERVAL else ""),
                 "checks": _check_lines(record, key),
                 "radii": list(by_rule["tight"]),
@@ -51,6 +55,32 @@ def certificate_tables(record: RunRecord) -> list[dict[str, Any]]:
             }
         )
     return tables
+
+
+def side_by_side(tables: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the rule tight of smoothing and of intervals at the same radii; None unless both are there in one norm."""
+    by_intervals = next((table for table in tables if table["key"] == INTERVAL), None)
+    by_votes = next((t for t in tables if by_intervals is not None and t["key"] == by_intervals["norm"]), None)
+    if by_intervals is None or by_votes is None:
+        return None
+    families = (("smoothing", by_votes), ("intervals", by_intervals))
+    shares = {name: dict(zip(t["radii"], t["rows"][0]["shares"], strict=True)) for name, t in families}
+    radii = [radius for radius in by_votes["radii"] if radius in shares["intervals"]]
+    return {
+        "norm": by_intervals["norm"],
+        "radii": radii,
+        "rows": [
+            {
+                "family": name,
+                "about": table["about"],
+                "examples": table["examples"],
+                "sure": table["sure"],
+                "shares": [shares[name][radius] for radius in radii],
+                "mean": table["rows"][0]["mean"],
+            }
+            for name, table in families
+        ],
+    }
 
 
 def _column_rows(record: RunRecord, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
