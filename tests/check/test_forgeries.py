@@ -1,5 +1,6 @@
 """Each forgery of a run folder is found by `check`, under the name of the right claim; cheap ones by `report`, too."""
 
+import re
 import shutil
 import stat
 
@@ -74,6 +75,13 @@ def test_a_forgery_is_found_in_the_files(forge, copied_run):
     tiles = (copied_run / "report.html").read_text().split('<div class="number">')[1:5]
     if tile is not None:
         assert "not believed" in tiles[TITLES[tile]]
+
+
+def test_a_chart_that_was_redrawn_is_found(copied_run):
+    page = copied_run / "report.html"
+    line = re.search(r'</title><path d="M48 [^"]*"', page.read_text())[0]
+    page.write_text(page.read_text().replace(line, line.replace("M48 ", "M48 1L48 ")))
+    assert "report" in failed(check_files(copied_run))
 
 
 @pytest.mark.parametrize("forge", BY_NETWORK, ids=lambda forge: forge.__name__)

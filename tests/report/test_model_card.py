@@ -36,6 +36,7 @@ def card_of(folder):
 def test_its_numbers_are_those_of_the_records(tiny_run):
     card, run, model = card_of(tiny_run), load_run(tiny_run), json.loads((tiny_run / "model.json").read_text())
     assert run.privacy.in_words in card
+    assert f"**{run.privacy.in_short}**" in card
     rows = dict(cells(card, "Model"))
     weights = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
     assert model["weights"] == weights == model["statement"]["noise"]["coordinates"]

@@ -3,8 +3,8 @@
 import json
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,8 @@ from securesgd.config import run_config
 from securesgd.data.load import load_data
 from securesgd.errors import InvalidInputError
 from securesgd.privacy import run_statement, statement_rows
-from securesgd.report import plots as curves
+from securesgd.report.charts import compared_charts
 from securesgd.report.page import report
-from securesgd.report.plots import compared_curves_figure
 from securesgd.report.privacy import _epsilon_text
 from securesgd.report.run_record import read_run
 from securesgd.run_training import train_run
@@ -87,26 +86,26 @@ def test_a_complete_run_says_everything_and_needs_no_network(finished, tmp_path)
     links = Links()
     links.feed(page)
     assert all(link.startswith(("data:image/png;base64,", "#")) for link in links.found)
-    assert len([link for link in links.found if link.startswith("data:")]) == 4  # epsilon, curves, gallery, r
+    assert len([link for link in links.found if link.startswith("data:")]) == 2  # attacked images, r
+    assert page.count('<svg class="plot"') == 3  # epsilon, linf, l2
 
 
 def measured_sets(folder):
-    """By title of the table of classes, but for the test set: (index, label, right) of each row, counted here."""
+    """By examples and title of the table of classes, but for the test set: (index, label, counts) of each row."""
     certificates, attacks = (read_rows(folder / name) for name in ("certificates.csv", "attacks.csv"))
-    by_norm = {norm: [row for row in certificates if row["norm"] == norm] for norm in ("linf", "l2")}
-    proven = {
-        f"certified, {norm}": [
-            (row["index"], row["label"], not row["abstained"] and row["prediction"] == row["label"]) for row in rows
-        ]
-        for norm, rows in by_norm.items()
-    }
-    places = {"attacked images, before": "clean_", "under fgsm, linf 0.05": ""}
-    return proven | {
-        title: [
+    sets = {}
+    for norm, radius in (("linf", 0.05), ("l2", 0.75)):
+        rows = [row for row in certificates if row["norm"] == norm]
+        right = [not row["abstained"] and row["prediction"] == row["label"] for row in rows]
+        proven = [ok and row["radius_tight"] >= radius for ok, row in zip(right, rows, strict=True)]
+        for title, counts in (("right", right), (f"right and proven at {radius}", proven)):
+            ids = ((row["index"], row["label"]) for row in rows)
+            sets[f"certified, {norm}", title] = [(*x, ok) for x, ok in zip(ids, counts, strict=True)]
+    for title, prefix in {"before": "clean_", "under fgsm, linf 0.05": ""}.items():
+        sets["attacked images", title] = [
             (row["index"], row["label"], row[f"{prefix}label_votes"] > row[f"{prefix}other_votes"]) for row in attacks
         ]
-        for title, prefix in places.items()
-    }
+    return sets
 
 
 def by_class(rows):
@@ -123,13 +122,17 @@ def tiles(page):
 
 def test_the_table_of_classes_is_counted_in_the_rows(finished, tmp_path):
     table = made([finished], tmp_path)[0].split("<h2>Accuracy</h2>")[1].split("</table>")[0]
-    titles, everything, one_answer, *classes = [
-        re.findall(r"<t[hd]>(.*?)</t[hd]>", line, re.DOTALL) for line in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
+    assert re.findall(r'colspan="(\d)">(.*?)</th>', table) == [
+        ("2", "whole test set"), ("2", "certified, linf"), ("2", "certified, l2"), ("2", "attacked images")
+    ]  # fmt: skip
+    _, titles, everything, one_answer, *classes = [
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line, re.DOTALL)
+        for line in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
     ]
     assert [line[0] for line in classes] == [str(digit) for digit in range(10)]
     sets = measured_sets(finished)
-    assert titles[1:] == ["whole test set", *sets]
-    for column, rows in enumerate(sets.values(), start=2):
+    assert titles[1:] == ["recall", "precision", *(title for _, title in sets)]
+    for column, rows in enumerate(sets.values(), start=3):
         cells = [line[column].split("<small>")[0] for line in [*classes, one_answer]]
         assert cells == by_class(rows)
         assert everything[column].startswith(f"{sum(right for *_, right in rows) / len(rows):.3f}<small>")
@@ -137,6 +140,9 @@ def test_the_table_of_classes_is_counted_in_the_rows(finished, tmp_path):
     metrics = json.loads((finished / "metrics.jsonl").read_text())
     assert everything[1].startswith(f"{metrics['test_accuracy']:.3f}<small>")
     assert sum(int(re.search(r"of (\d+)", line[1])[1]) for line in classes) == metrics["test_images"]
+    for line, counted in zip(classes, metrics["test_balance"]["classes"], strict=True):
+        answers, right = counted["answers"], counted["right"]
+        assert line[2] == (f"{right / answers:.3f}<small>of {answers} answers</small>" if answers else "–")
 
 
 def test_the_tiles_are_about_the_images_that_were_certified_and_attacked(finished, tmp_path):
@@ -150,7 +156,7 @@ def test_the_tiles_are_about_the_images_that_were_certified_and_attacked(finishe
         if row["norm"] == "linf" and row["index"] in same
     ]
     sets = measured_sets(finished)
-    before, after = (sets[title] for title in ("attacked images, before", "under fgsm, linf 0.05"))
+    before, after = (sets["attacked images", title] for title in ("before", "under fgsm, linf 0.05"))
     numbers = [[right for *_, right in before], proven, [right for *_, right in after]]
     shown = tiles(made([finished], tmp_path)[0])
     assert [number for number, _ in shown] == [f"{sum(hits) / 10:.3f}" for hits in numbers]
@@ -166,7 +172,9 @@ def test_without_one_of_them_the_tiles_are_about_the_other(without, finished, tm
     for name in (f"{without}.csv", f"{without}.json"):
         (folder / name).unlink()
     right, certified, attacked = tiles(made([folder], tmp_path)[0])
-    title, count = ("attacked images, before", 10) if without == "certificates" else ("certified, linf", 20)
+    title, count = (
+        (("attacked images", "before"), 10) if without == "certificates" else (("certified, linf", "right"), 20)
+    )
     assert right[0] == f"{sum(ok for *_, ok in measured_sets(finished)[title]) / count:.3f}"
     assert f"of {count} test images" in right[1]
     if without == "certificates":
@@ -217,12 +225,14 @@ def test_a_class_that_cannot_be_is_named_and_the_rest_is_shown(cell, finished, t
 
 def test_every_number_of_the_page_is_in_the_records_of_the_run(finished, tmp_path):
     page, _ = made([finished], tmp_path)
-    text = re.sub(r"<(style|pre|header|h2)\b.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)
+    text = re.sub(r"<(style|pre|header|h2|svg)\b.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)
     found = NUMBER.findall(text.replace("&#39;", "'").replace("–", " "))
     assert len(found) > 80
     counted = set().union(*(by_class(rows) for rows in measured_sets(finished).values()))
     stated = json.dumps(statement_rows(run_statement(finished)))  # tests/privacy/test_full_statement.py checks it
     counted |= set(NUMBER.findall(stated))
+    balance = json.loads((finished / "metrics.jsonl").read_text())["test_balance"]["classes"]
+    counted |= {f"{x['right'] / x['answers']:.3f}" for x in balance if x["answers"]}  # precision
     unknown = [number for number in found if number not in counted and not is_there(number, (str(finished),))]
     assert unknown == []
 
@@ -472,14 +482,54 @@ def test_attacks_and_rules_from_outside_are_shown(own, tmp_path):
     assert "<tr><td>mine.attacks:shift</td>" in made([folder], tmp_path)[0]
 
 
-def test_several_runs_are_compared(finished, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(finished, other)
+def test_several_runs_are_compared(finished, own, tmp_path):
+    other = Path(shutil.copytree(finished, tmp_path / "other"))
     page, _ = made([finished, other], tmp_path)
     assert "2 runs side by side" in page
     assert page.count("<article") == 2
-    assert page.count("certified accuracy of the runs against radius") == 1
-    assert "certified accuracy of the runs against radius" not in made([finished], tmp_path)[0]
+    assert "All settings are the same." in page
+    page, _ = made([finished, own], tmp_path)
+    table = page.split("<h2>Comparison</h2>")[1].split("</table>")[0]
+    rows = dict(re.findall(r'<tr class="differing"><td>(.*?)</td>(.*?)</tr>', table))
+    assert rows["training.steps"] == '<td>20</td><td class="differs">3</td>'
+    assert rows["method"] == '<td>secure-sgd</td><td class="differs">secure-sgd-agm</td>'
+    assert "training.delta" not in rows  # both 0.0001
+    assert "training.delta" in page.split("settings that are the same")[1].split("</table>")[0]
+    right = dict(re.findall(r"<tr><td>(.*?)</td>(.*?)</tr>", table))["images of the next four"]
+    assert right == "<td>10</td><td>4</td>"
+    assert "Comparison" not in made([finished], tmp_path)[0]
+
+
+def test_headings_of_one_and_of_several_runs_are_in_order(finished, own, tmp_path):
+    for folders in ([finished], [finished, own]):
+        levels = [int(level) for level in re.findall(r"<h(\d)>", made(folders, tmp_path)[0])]
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(later <= before + 1 for before, later in pairwise(levels))
+
+
+def test_a_claim_is_one_sentence_and_the_rest_is_folded(finished, tmp_path):
+    page, _ = made([finished], tmp_path)
+    statement = read_run(finished).replayed
+    privacy = page.split("<h2>Privacy of the training data</h2>")[1]
+    assert f"<b>{statement.in_short}</b>" in privacy.split("<details>")[0]
+    assert statement.in_words not in privacy.split("<details>")[0]
+    assert f"<summary>The full statement</summary><p>{statement.in_words}</p></details>" in page
+    assert page.count("<details>") == 6  # statement, what it rests on, linf, l2, configuration, environment
+    assert "<details open" not in page
+
+
+def test_what_is_missing_names_the_command_that_makes_it(finished, tmp_path):
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    for name in ("certificates.csv", "certificates.json", "attacks.csv", "attacks.json"):
+        (folder / name).unlink()
+    page, _ = made([folder], tmp_path)
+    for part, command in (("Proven robustness", "certify"), ("Under attack", "attack")):
+        assert f"<code>securesgd {command} {folder}" in page.split(f"<h2>{part}</h2>")[1].split("<h2>")[0]
+    (folder / "model.json").unlink()
+    page, _ = made([folder], tmp_path)
+    assert "This run is not finished: nothing is claimed about it yet." in page
+    assert f"<code>securesgd train --resume --out {folder}</code>" in page
 
 
 def test_runs_of_one_name_are_told_apart(finished, tmp_path):
@@ -490,16 +540,16 @@ def test_runs_of_one_name_are_told_apart(finished, tmp_path):
         assert f">{folder}</a>" in page
 
 
-def test_the_picture_of_several_runs_has_a_line_for_each(finished, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(curves.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    rows = read_rows(finished / "certificates.csv")
-    compared_curves_figure({"one": rows, "two": [row for row in rows if row["norm"] == "l2"]})
-    linf, l2 = drawn[0].axes
-    assert [len(linf.lines), len(l2.lines)] == [1, 2]
+def test_joint_charts_have_a_line_for_each_run(finished):
+    rows, ledger = read_rows(finished / "certificates.csv"), read_run(finished).ledger
+    two = {"one": rows, "two": [row for row in rows if row["norm"] == "l2"]}
+    l2, budget = compared_charts(two, {}, {"one": ledger, "two": ledger})  # linf: one run alone
+    assert [line.label for line in l2.lines] == ["one: by smoothing, 20 examples", "two: by smoothing, 20 examples"]
     right = [row for row in rows if row["norm"] == "l2" and not row["abstained"] and row["prediction"] == row["label"]]
-    assert l2.lines[0].get_ydata()[0] == len(right) / 20
-    assert l2.lines[0].get_xdata()[-1] == max(row["radius_tight"] for row in right)
+    for line in l2.lines:
+        assert line.corners[0] == (0.0, len(right) / 20)
+        assert line.corners[-1] == (max(row["radius_tight"] for row in right), 0.0)
+    assert [line.corners[-1][0] for line in budget.lines] == [20, 20]
 
 
 def test_names_are_not_markup(finished, tmp_path):
@@ -515,62 +565,3 @@ def test_no_run_folder(tmp_path):
     with pytest.raises(InvalidInputError, match="not a run folder"):
         report([tmp_path], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
-
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-# Written into a copy of the page: what a person would notice first.
-PROBE = """<script>addEventListener("load", () => {
-  const page = document.documentElement, images = [...document.images];
-  page.dataset.width = innerWidth;
-  page.dataset.overflow = page.scrollWidth - page.clientWidth;
-  page.dataset.empty = images.filter(i => i.naturalWidth < 50 || i.getBoundingClientRect().height < 20).length;
-  page.dataset.images = images.length;
-  const boxes = [...document.querySelectorAll("h1, h2, h3, p, table, img, figcaption, dl")]
-    .filter(e => !e.closest("details:not([open])")).map(e => [e, e.getBoundingClientRect()]);
-  page.dataset.overlaps = boxes.filter(([e, a]) => boxes.some(([f, b]) => e !== f && !e.contains(f) && !f.contains(e)
-    && a.height && b.height && a.left < b.right - 2 && b.left < a.right - 2 && a.top < b.bottom - 2
-    && b.top < a.bottom - 2)).map(([e]) => e.tagName + ":" + e.textContent.trim().slice(0, 30)).join("|");
-});</script>"""
-
-
-def browsed(html, width, tmp_path):
-    """Return what the browser says on its console, and what the probe saw."""
-    page = tmp_path / "probed.html"
-    page.write_text(html.replace("</body>", PROBE + "</body>"), encoding="utf-8")
-    done = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-         "--virtual-time-budget=3000", f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900",
-         "--dump-dom", page.as_uri()],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    seen = dict(re.findall(r'data-(\w+)="([^"]*)"', done.stdout.split(">", 2)[1] + ">"))
-    return "CONSOLE" in done.stderr, seen
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-@pytest.mark.parametrize("width", [1280, 500])
-@pytest.mark.parametrize("runs", [1, 2])
-def test_in_a_browser_nothing_is_empty_overlaps_or_fails(width, runs, finished, tmp_path):
-    """Headless Chromium at desktop and phone width: no console message, no sideways scrolling, every picture there."""
-    folders = [finished]
-    if runs == 2:
-        folders.append(Path(shutil.copytree(finished, tmp_path / "other")))
-    complained, seen = browsed(made(folders, tmp_path)[0], width, tmp_path)
-    assert not complained
-    assert abs(int(seen["width"]) - width) <= 20
-    assert int(seen["images"]) >= 3 * runs - 2
-    assert (seen["overflow"], seen["empty"], seen["overlaps"]) == ("0", "0", "")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_the_browser_test_notices_a_broken_page(finished, tmp_path):
-    broken = (
-        "<p style='position:absolute;top:200px;left:0;width:3000px;height:600px'>over everything</p>"
-        "<img src='data:image/png;base64,AAAA'><script>console.error('no')</script></body>"
-    )
-    complained, seen = browsed(made([finished], tmp_path)[0].replace("</body>", broken), 1280, tmp_path)
-    assert complained
-    assert int(seen["overflow"]) > 1000
-    assert seen["empty"] == "1"
-    assert "over everything" in seen["overlaps"]

@@ -94,6 +94,7 @@ def test_the_description_names_everything_a_client_needs_and_no_place_of_this_ma
     assert description["input_shape"] == [1, 8, 8]
     assert description["class_names"] == [str(digit) for digit in range(10)]
     assert description["statement"]["in_words"] == served.run.privacy.in_words
+    assert description["statement"]["in_short"] == served.run.privacy.in_short
     assert str(digits_run.parent) not in reply.text
     assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
 

@@ -29,7 +29,7 @@ _LONGEST_NAME = 255
 
 
 def _check_report(evidence: Evidence) -> str:
-    """Return that report.html is what the records render to now, but for its pictures."""
+    """Return that report.html is what the records render to now, charts included; PNG pictures are not compared."""
     text = read_bytes(evidence.path(names.REPORT)).decode("utf-8")
     found = _SOURCE.findall(text)
     if len(found) != 1:
@@ -46,8 +46,8 @@ def _check_report(evidence: Evidence) -> str:
             raise NotCheckable(f"report.html was made by version {source['version']}, this is {__version__}")
         raise DamagedFileError(f"report.html {_difference(stated, true)}: securesgd report writes it anew")
     return (
-        f"it is what the files of the run give now, word for word; it calls the folder “{called}”; its pictures were "
-        "not compared"
+        f"it is what the files of the run give now, word for word; it calls the folder “{called}”; its PNG pictures "
+        "were not compared"
     )
 
 

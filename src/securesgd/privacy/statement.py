@@ -94,7 +94,9 @@ class PrivacyStatement:
     def in_short(self) -> str:
         """The statement as one sentence, which `in_words` explains; epsilon is rounded up."""
         if self.guaranteed:
-            return f"({_epsilon_text(self.epsilon)}, {self.delta!r})-differentially private for any one training example."
+            return (
+                f"({_epsilon_text(self.epsilon)}, {self.delta!r})-differentially private for any one training example."
+            )
         return f"Differential privacy is not guaranteed: {'; '.join(self.reasons)}."
 
     @property

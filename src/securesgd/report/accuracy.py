@@ -222,9 +222,7 @@ def _class_table(measured: Sequence[_Measured], known: Sequence[str] | None) -> 
     return {
         "groups": [{"title": name, "columns": sum(x.examples == name for x in measured)} for name in groups],
         "titles": [x.title for x in measured],
-        "all": [
-            None if x.precision else x.balance.json()["accuracy"] | {"of": f"{x.balance.n:,}"} for x in measured
-        ],
+        "all": [None if x.precision else x.balance.json()["accuracy"] | {"of": f"{x.balance.n:,}"} for x in measured],
         "one_answer": [
             None
             if x.precision

@@ -26,7 +26,7 @@ def comparison_part(records: Sequence[RunRecord], runs: Sequence[dict[str, Any]]
     """Return the table and the charts of several runs; None if it is only one. `runs` are their sections."""
     if len(runs) < 2:
         return None
-    differing, same = _settings(records)
+    differing, partial, same = _settings(records)
     results = []
     for title, claim, value in _RESULTS:
         cells = [(_UNBELIEVED, "") if claim in run["unbelieved"] else value(run) for run in runs]
@@ -34,6 +34,7 @@ def comparison_part(records: Sequence[RunRecord], runs: Sequence[dict[str, Any]]
     pairs = list(zip(records, runs, strict=True))
     return {
         "differing": differing,
+        "partial": partial,
         "same": same,
         "results": results,
         "charts": compared_charts(
@@ -49,22 +50,23 @@ def _tile(run: dict[str, Any], name: str) -> tuple[str | None, str]:
     return number, run["tiles"][f"{name}_where"] if number else ""
 
 
-def _settings(records: Sequence[RunRecord]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """Return the settings that not all runs share, with the value of each, and those that they do.
+def _settings(records: Sequence[RunRecord]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, str]]]:
+    """Return the settings in which runs differ, those that only some have, and those that all share.
 
-    Runs whose settings cannot be read have "unknown" for all of them; a setting that a run does not have is "–".
+    A run whose settings cannot be read has "unknown" for all of them; "–" is for a setting that a run does not have.
     """
     flat = [None if record.config is None else _flat(record.config) for record in records]
-    names = list(dict.fromkeys(name for settings in flat if settings is not None for name in settings))
-    differing, same = list[dict[str, Any]](), list[dict[str, str]]()
-    for name in names:
+    known = [settings for settings in flat if settings is not None]
+    differing, partial, same = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, str]]()
+    for name in dict.fromkeys(name for settings in known for name in settings):
         values = ["unknown" if settings is None else settings.get(name, "–") for settings in flat]
         if len(set(values)) == 1:
             same.append({"title": name, "value": values[0]})
-        else:
-            cells = [{"text": value, "differs": value != values[0]} for value in values]
-            differing.append({"title": name, "cells": cells})
-    return differing, same
+            continue
+        cells = [{"text": value, "differs": value != values[0]} for value in values]
+        rows = differing if all(name in settings for settings in known) else partial
+        rows.append({"title": name, "cells": cells})
+    return differing, partial, same
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

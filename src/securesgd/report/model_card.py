@@ -182,7 +182,7 @@ def _privacy(record: RunRecord) -> list[str]:
     unit = "One training example" + (
         ", added or removed." if statement.adjacency == "add-or-remove-one" else "; how many there are is public."
     )
-    lines = [f"Unit: {unit}", "", _text(statement.in_words)]
+    lines = [f"**{_text(statement.in_short)}**", "", f"Unit: {unit}", "", f"In full: {_text(statement.in_words)}"]
     doubts = [line for doubt in record.doubts for line in ("", f"**{_text(doubt)}**")]
     return [*lines, *doubts, *_damage(record, names.LEDGER)]
 
@@ -226,6 +226,7 @@ def _robustness(record: RunRecord) -> list[str]:
         return [f"No test prediction is certified yet. `securesgd certify RUN` does it, by {by}."]
     lines: list[str] = []
     for table in map(_with_short_rules, tables):
+        lines += [f"**{table['short']}**", ""]
         lines += [f"Certified accuracy in {table['norm']}{table['by']}, {table['examples']} test examples:", ""]
         rows = [
             (
@@ -236,7 +237,7 @@ def _robustness(record: RunRecord) -> list[str]:
             for row in table["rows"]
         ]
         lines += _table(("rule", *(f"at {radius}" for radius in table["radii"]), "mean radius"), rows)
-        lines += ["", table["words"], ""]
+        lines += ["", f"In full: {table['words']}", ""]
         if table["columns"]:
             cells = [(_text(row["name"]), row["range"], row["radius"]) for row in table["columns"]]
             lines += ["Half of the right predictions are proven for, in the units of the columns:", ""]

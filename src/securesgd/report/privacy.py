@@ -24,7 +24,8 @@ from securesgd.theory.rounding import round_down, round_up
 
 NO_PRIVACY: dict[str, Any] = {
     "statement": None, "doubts": [], "words": "", "epsilon": "–", "epsilon_shown": "unknown", "delta": "–",
-    "releases": [], "spent": None, "replayed": None, "figures": [], "basis": [], "audit": None, "short": "", "cautions": [],
+    "releases": [], "spent": None, "replayed": None, "figures": [], "basis": [], "audit": None, "short": "",
+    "cautions": [],
 }  # fmt: skip
 """What the page shows if the files of this part cannot be used."""
 

@@ -70,7 +70,11 @@ class ServedRun:
             "columns": None if schema is None else [c for c in schema.json()["columns"] if "ignore" not in c],
             "target": None if schema is None else schema.target,
             "method": str(self.run.record.get("method", "")),
-            "statement": {"guaranteed": self._statement.guaranteed, "in_words": self._statement.in_words},
+            "statement": {
+                "guaranteed": self._statement.guaranteed,
+                "in_short": self._statement.in_short,
+                "in_words": self._statement.in_words,
+            },
             "family": self.family,
             "norm": self.norm,
             "draws": 0 if self.family == INTERVAL else self.draws,

@@ -52,7 +52,11 @@ DESCRIPTION = _object(
         "target": _of("string", "Of a table: the column that is predicted.", null=True),
         "method": _of("string"),
         "statement": _object(
-            {"guaranteed": _of("boolean"), "in_words": _of("string", "The privacy of the training data.")}
+            {
+                "guaranteed": _of("boolean"),
+                "in_short": _of("string", "The privacy of the training data in one sentence."),
+                "in_words": _of("string", "The same in full."),
+            }
         ),
         "family": {"enum": ["smoothing", "interval"]},
         "norm": {"enum": ["linf", "l2", "l1"]},
