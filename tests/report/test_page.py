@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -233,6 +234,8 @@ def test_every_number_of_the_page_is_in_the_records_of_the_run(finished, tmp_pat
     counted |= set(NUMBER.findall(stated))
     balance = json.loads((finished / "metrics.jsonl").read_text())["test_balance"]["classes"]
     counted |= {f"{x['right'] / x['answers']:.3f}" for x in balance if x["answers"]}  # precision
+    std = np.sqrt(json.loads((finished / "redistribution.json").read_text())["r"])
+    counted |= {f"{end:.2g}" for end in np.percentile(std / np.median(std), (2, 98))}  # the scale of the map
     unknown = [number for number in found if number not in counted and not is_there(number, (str(finished),))]
     assert unknown == []
 

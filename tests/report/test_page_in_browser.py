@@ -19,6 +19,7 @@ SIZES = {"desktop": 1280, "phone": 390}
 PROBE = """() => {
   const page = document.documentElement, pictures = [...document.images, ...document.querySelectorAll("svg.plot")];
   const size = e => e.getBoundingClientRect(), folded = e => e.closest("details:not([open])") && !e.closest("summary");
+  const inside = e => e.closest(".wide, .chart");
   const boxes = [...document.querySelectorAll("h1, h2, h3, h4, p, table, img, svg.plot, figcaption, summary, pre")]
     .filter(e => !folded(e) && !e.closest(".wide table *")).map(e => [e, size(e.closest(".wide") || e)]);
   return {
@@ -29,7 +30,7 @@ PROBE = """() => {
     open: document.querySelectorAll("details[open]").length,
     cut: [...document.querySelectorAll(".wide")].filter(e => e.scrollWidth > e.clientWidth + 1).length,
     overlaps: boxes.filter(([e, a]) => boxes.some(([f, b]) => e !== f && !e.contains(f) && !f.contains(e)
-      && e.closest(".wide, .chart") !== f.closest(".wide, .chart")
+      && !(inside(e) && inside(e) === inside(f))
       && a.height && b.height && a.left < b.right - 2 && b.left < a.right - 2 && a.top < b.bottom - 2
       && b.top < a.bottom - 2)).map(([e]) => e.tagName + ":" + e.textContent.trim().slice(0, 30)),
   };

@@ -99,7 +99,10 @@ def _releases(records: Sequence[Record]) -> list[dict[str, str]]:
     rows: list[dict[str, Any]] = []
     last: PrivacyEvent | None = None
     for record in records:
-        event, spent = record.event, "∞" if math.isinf(record.epsilon) else f"{record.epsilon:.4f}"
+        event, spent = (
+            record.event,
+            "∞" if math.isinf(record.epsilon) else f"{round_up(record.epsilon, decimals=4):.4f}",
+        )
         row: dict[str, Any] = {"noise": "none", "rate": "–", "times": 1, "epsilon": spent}
         match event:
             case SampledGaussianSteps():
