@@ -35,7 +35,7 @@ def certificate_tables(record: RunRecord) -> list[dict[str, Any]]:
                 "norm": rows[0]["norm"],
                 "by": _family_words(stated) if key == INTERVAL else "",
                 "by_short": _family_words(stated).replace(", of the network", ",") if key == INTERVAL else "",
-                "about": "the network without its noise" if stated.get("without_noise") is True else "the network",
+                "about": _network_words(key, stated),
                 "sure": "certain" if key == INTERVAL else probability_of_success(stated["settings"]["failure_prob"]),
                 "examples": f"{len(rows):,}",
                 "short": record_in_short(stated, summary),
@@ -102,6 +102,13 @@ def _column_rows(record: RunRecord, rows: list[dict[str, Any]]) -> list[dict[str
     return [
         {"name": name, "range": ranges[name], "radius": f"{round_down(radius):.4g}"} for name, radius in radii.items()
     ]
+
+
+def _network_words(key: str, stated: dict[str, Any]) -> str:
+    """Return which network the certificates of a record are about."""
+    if key != INTERVAL:
+        return "the smoothed network"
+    return "the network without its noise" if stated.get("without_noise") is True else "the network"
 
 
 def _family_words(stated: dict[str, Any]) -> str:
