@@ -84,7 +84,9 @@ def audited_training(
     ones; `steps` are those that the training runs, if they are fewer than those that the claim counts.
     Raises: InvalidInputError if `own_examples` are on disk.
     """
-    settings, (low, high) = config.training, input_range or (0.0, 1.0)
+    # A canary is not an image: it is not moved, and its features are computed in each step.
+    settings = replace(config.training, augmentation="none", kept_copies=False)
+    low, high = input_range or (0.0, 1.0)
     inputs: Tensor | StoredInputs
     network = build_model(config, input_shape, classes) if network is None else network
     if own_examples is not None:

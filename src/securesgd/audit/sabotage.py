@@ -19,21 +19,17 @@ from securesgd.training.step import Step, plain_sum
 class _NoClipping(ClippingEngine):
     """Adds up gradients as they are."""
 
-    def clipped_sum(
-        self, inputs: Tensor, targets: Tensor, loss: Loss, copies: int = 1, micro_batch: int | None = None
-    ) -> ClippedSum:
+    def clipped_sum(self, inputs: Tensor, targets: Tensor, loss: Loss, *copies: Any, **given: Any) -> ClippedSum:
         """Return the sum of the gradients, of whatever length."""
-        return plain_sum(self.model, inputs, targets, loss, copies, micro_batch)
+        return plain_sum(self.model, inputs, targets, loss, *copies, **given)
 
 
 class _MeanClipping(_NoClipping):
     """Clips the mean over the batch in place of each gradient."""
 
-    def clipped_sum(
-        self, inputs: Tensor, targets: Tensor, loss: Loss, copies: int = 1, micro_batch: int | None = None
-    ) -> ClippedSum:
+    def clipped_sum(self, inputs: Tensor, targets: Tensor, loss: Loss, *copies: Any, **given: Any) -> ClippedSum:
         """Return the mean gradient, clipped, times the number of examples."""
-        sums = super().clipped_sum(inputs, targets, loss, copies, micro_batch)
+        sums = super().clipped_sum(inputs, targets, loss, *copies, **given)
         length = math.sqrt(sum(float(g.double().square().sum()) for g in sums.gradients.values()))
         factor = min(1.0, self.max_grad_norm * max(1, len(inputs)) / max(length, 1e-300))
         return replace(sums, gradients={name: g * factor for name, g in sums.gradients.items()})
@@ -42,17 +38,14 @@ class _MeanClipping(_NoClipping):
 class _UnclippedBiases(ClippingEngine):
     """Forgets the biases: neither in the norm that is clipped, nor scaled."""
 
-    def clipped_sum(
-        self, inputs: Tensor, targets: Tensor, loss: Loss, copies: int = 1, micro_batch: int | None = None
-    ) -> ClippedSum:
+    def clipped_sum(self, inputs: Tensor, targets: Tensor, loss: Loss, *copies: Any, **given: Any) -> ClippedSum:
         """Return the clipped sum of all but the biases, and the plain sum of these."""
-        arguments: Any = (inputs, targets, loss, copies, micro_batch)
-        plain = plain_sum(self.model, *arguments)
+        plain = plain_sum(self.model, inputs, targets, loss, *copies, **given)
         biases = [p for name, p in self.model.named_parameters() if name.endswith("bias") and p.requires_grad]
         for parameter in biases:
             parameter.requires_grad_(False)
         try:
-            clipped = super().clipped_sum(*arguments)
+            clipped = super().clipped_sum(inputs, targets, loss, *copies, **given)
         finally:
             for parameter in biases:
                 parameter.requires_grad_(True)

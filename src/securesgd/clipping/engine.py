@@ -28,20 +28,19 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from securesgd.clipping.batch import Batch
+from securesgd.clipping.batch import Batch, require_fitting
 from securesgd.clipping.fast_path import FastPath
 from securesgd.clipping.losses import Loss, loss_code, per_example, row_losses, runs_model
 from securesgd.clipping.micro_batch import FEWEST, examples_at_once
 from securesgd.clipping.passes import Passes, replica
 from securesgd.clipping.rules.embedding import embedding_gradients
-from securesgd.clipping.rules.forms import MOST_EXAMPLES, FastPathError, Scratch, rounding_slack
+from securesgd.clipping.rules.forms import FastPathError, Scratch, rounding_slack
 from securesgd.clipping.rules.generic import generic_gradients
 from securesgd.clipping.separation import Evidence, check_separation, is_due, synthetic_examples
 from securesgd.clipping.slow_path import clip_slow
 from securesgd.clipping.units import require_no_hooks, trainable_units
 from securesgd.clipping.validate_model import check_model
 from securesgd.errors import InvalidInputError
-from securesgd.runtime.machine import require_full_precision
 from securesgd.runtime.random_state import BufferState, RandomState
 
 SMALLEST_NORM = 1e-10
@@ -139,7 +138,14 @@ class ClippingEngine:
         return math.nextafter(self.max_grad_norm * (1 + slack), math.inf)
 
     def clipped_sum(
-        self, inputs: Tensor, targets: Tensor, loss: Loss, copies: int = 1, micro_batch: int | None = None
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        loss: Loss,
+        copies: int = 1,
+        micro_batch: int | None = None,
+        *,
+        copies_given: bool = False,
     ) -> ClippedSum:
         """Return the sum over examples of their clipped gradients, with norms and losses.
 
@@ -152,17 +158,23 @@ class ClippingEngine:
                 clipped after averaging; a model with noise or dropout draws afresh for each copy.
             micro_batch: how many examples to hold in memory at once; None for as many as `micro_batch.py` finds fit. It
                 changes memory and time, not the result beyond the order of additions.
+            copies_given: inputs have shape [batch, copies, ...]: the copies of an example are inputs of their own. Each
+                is a function of that example and of random numbers, of nothing else.
 
         Raises:
             InvalidInputError: shapes do not fit, the batch has more than 2^18 examples, products are not computed in
                 full precision, or the loss of an example depends on other examples.
         """
-        self._check_arguments(inputs, targets, copies, micro_batch)
+        require_fitting(inputs, targets, copies if copies_given else None)
+        if copies < 1:
+            raise InvalidInputError(f"copies is {copies}: it must be at least 1")
+        if micro_batch is not None and micro_batch < 1:
+            raise InvalidInputError(f"micro_batch is {micro_batch}: it must be at least 1, or None")
         check_model(self.model)
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         example = next(iter(parameters.values()))
         inputs, targets = inputs.detach().to(example.device), targets.detach().to(example.device)
-        batch = Batch(parameters, inputs, targets, per_example(loss), copies)
+        batch = Batch(parameters, inputs, targets, per_example(loss), copies, copies_given)
         total: dict[str, Tensor] = {}
         squares = [torch.zeros(0, dtype=torch.float64, device=example.device)]
         losses = [torch.zeros(0, dtype=example.dtype, device=example.device)]
@@ -186,19 +198,6 @@ class ClippingEngine:
         norms = square.sqrt().to(example.dtype).masked_fill(skipped, float("nan"))
         return ClippedSum(gradients, norms, value.masked_fill(skipped, float("nan")), int(skipped.sum()))
 
-    def _check_arguments(self, inputs: Tensor, targets: Tensor, copies: int, micro_batch: int | None) -> None:
-        if len(inputs) != len(targets):
-            raise InvalidInputError(f"{len(inputs)} inputs but {len(targets)} targets: there must be one per example")
-        if len(inputs) > MOST_EXAMPLES:
-            raise InvalidInputError(
-                f"the batch has {len(inputs)} examples: the bound on rounding holds to {MOST_EXAMPLES}"
-            )
-        if copies < 1:
-            raise InvalidInputError(f"copies is {copies}: it must be at least 1")
-        if micro_batch is not None and micro_batch < 1:
-            raise InvalidInputError(f"micro_batch is {micro_batch}: it must be at least 1, or None")
-        require_full_precision(inputs.device.type)
-
     def _is_new(self, loss: Loss) -> bool:
         """Return whether this loss was not seen before; then what was found about others does not count for it."""
         code = loss_code(loss)
@@ -217,7 +216,7 @@ class ClippingEngine:
         count = len(batch)
         if count <= FEWEST:
             return max(1, count)
-        key = (batch.inputs.shape[1:], batch.inputs.dtype, batch.copies, self.model.training)
+        key = (batch.inputs.shape[1:], batch.inputs.dtype, batch.copies, batch.copies_given, self.model.training)
         if key not in self._fitting:
             self._fitting[key] = self._measure_pass(batch)
         fitting = self._fitting[key] or count
@@ -340,7 +339,7 @@ class ClippingEngine:
                 buffers.restore()
                 return row_losses(batch.loss, self.model, x, y)
 
-            return clip_slow(losses_of, batch.parameters, batch.inputs, batch.targets, batch.copies, self._clip_factors)
+            return clip_slow(losses_of, batch, self._clip_factors)
 
     def _clip_fast(self, batch: Batch, evidence: Evidence | None = None) -> Sums:
         """Return the sums from one forward and one backward pass; compare them with `evidence`, if given.

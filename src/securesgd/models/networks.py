@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from securesgd.errors import InvalidInputError, nearest
+from securesgd.models.front_end import FrontEnd
 from securesgd.models.scattering import Scattering
 from securesgd.runtime.import_path import is_import_path, load_function
 
@@ -153,7 +154,7 @@ def _scattering(input_shape: InputShape) -> list[nn.Module]:
     The groups of 3 channels per colour are normalised for every image by itself; nothing is learned from data.
     """
     colours, height, width = input_shape
-    return [Scattering(height, width), nn.GroupNorm(27, 81 * colours, affine=False)]
+    return [FrontEnd(Scattering(height, width), nn.GroupNorm(27, 81 * colours, affine=False))]
 
 
 def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 32) -> nn.Sequential:

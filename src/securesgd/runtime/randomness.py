@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from securesgd.runtime.geometric_gaps import gap_sample
 from securesgd.runtime.key_stream import KeyStream
 
-Purpose = Literal["sampling", "noise", "model", "loop", "one-off release"]
+Purpose = Literal["sampling", "noise", "model", "loop", "features", "one-off release"]
 _STATE_WORDS = slice(3, 627)  # of torch's CPU generator, as 64-bit words
 MOST_BY_WORD = 100_000
 """Examples up to which each has a word of its own in every step; above it the gaps between those sampled are drawn.

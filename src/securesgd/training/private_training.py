@@ -32,6 +32,7 @@ from securesgd.training.batch import Batch
 from securesgd.training.examples import as_examples, check_examples, check_loss, data_digest
 from securesgd.training.fingerprint import ResumeFingerprint
 from securesgd.training.interrupt import StopSignals, TrainingInterrupted
+from securesgd.training.kept_features import trained_examples, trained_network
 from securesgd.training.one_off_release import OneOffRelease
 from securesgd.training.optimizer import OwnOptimizer, OwnScheduler
 from securesgd.training.result import StepReport, TrainingResult, load_finished
@@ -77,7 +78,7 @@ class PrivateTraining:
         self._processes, self._files, self._examples = Processes(), RunFolder(folder), as_examples(data)
         if settings.rate(len(self._examples)) * len(self._examples) > MOST_EXAMPLES / 2:  # never is a sample twice that
             raise InvalidInputError(f"batch_size is {settings.batch_size}; valid: at most {MOST_EXAMPLES // 2}")
-        self._engine = ClippingEngine(model, settings.max_grad_norm)
+        self._engine = ClippingEngine(trained_network(model, settings, loss, one_off_release), settings.max_grad_norm)
         self._state = TrainingState(model, settings, optimizer, scheduler)
         self._after_step = projection(model, project)
         self._batch: Batch | None = None
@@ -139,7 +140,9 @@ class PrivateTraining:
         state.load(begin.tensors, begin.record)
         loss = self._loss or per_example_cross_entropy
         rate, noise = float(begin.record["sampling_rate"]), float(begin.record["noise_multiplier"])
-        self._step = Step(self._engine, self._examples, loss, settings, rate, noise, self._randomness, processes)
+        sources = self._engine.model, self._examples, settings, self._randomness, self._files.path
+        examples = self._examples if self._is_finish else processes.together(lambda: trained_examples(*sources))
+        self._step = Step(self._engine, examples, loss, settings, rate, noise, self._randomness, processes)
         if self._is_finish and state.step == 0:
             raise InvalidInputError(
                 f"{self._files.path} has no step in its checkpoint yet, so nothing to finish; resume it"

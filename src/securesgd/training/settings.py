@@ -1,6 +1,6 @@
 """The settings of a training run. Those that change the claim come first, those of speed last."""
 
-__all__ = ["OPTIMIZERS", "SCHEDULES", "TrainingSettings"]
+__all__ = ["AUGMENTATIONS", "OPTIMIZERS", "SCHEDULES", "TrainingSettings"]
 
 import hashlib
 import json
@@ -21,13 +21,16 @@ from securesgd.validate import (
 
 Optimizer = Literal["sgd", "adam", "own"]
 Schedule = Literal["constant", "cosine", "linear", "own"]
+Augmentation = Literal["none", "shift", "flip", "shift-and-flip"]
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
+AUGMENTATIONS: tuple[str, ...] = get_args(Augmentation)
 """`own`: the user gives it to `train`, and the configuration only says that."""
 MAX_STEPS, MAX_COPIES = 10**7, 1000
 """Runs above these would not end: ten million steps are four months at one a second."""
 LARGEST = 1e30  # of a rate or a norm: single precision ends at 3.4e38
 _LEAST_BLOCK, _MOST_BLOCKS = 50, 50
+_NEWER = {"augmentation": "none", "kept_copies": False}
 _ONLY_SPEED = {"micro_batch", "block_steps", "checkpoint_steps"}
 
 
@@ -82,6 +85,10 @@ class TrainingSettings:
     """Above 0, the result is a moving average of the weights over the steps: post-processing, no privacy cost."""
     copies: int = 1
     """Passes of each example through a noisy model; gradients are averaged before clipping, at no privacy cost."""
+    augmentation: Augmentation = "none"
+    """How each copy of an image is moved at random: none, shift, flip or shift-and-flip."""
+    kept_copies: bool = False
+    """Pass the copies through a fixed front end (of scatter-linear, scatter-cnn) once, and keep the result."""
 
     micro_batch: int | None = None
     """Examples in memory at once; None for all."""
@@ -125,7 +132,8 @@ class TrainingSettings:
         for name in ("momentum", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} is {getattr(self, name)!r}; valid: a number with 0 <= {name} < 1")
-        for name, valid in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+        choices = (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("augmentation", AUGMENTATIONS))
+        for name, valid in choices:
             if getattr(self, name) not in valid:
                 raise InvalidInputError(
                     f"unknown {name} {getattr(self, name)!r}: {nearest(getattr(self, name), valid)}"
@@ -181,6 +189,9 @@ class TrainingSettings:
     def fingerprint(self, noise_multiplier: float) -> str:
         """Return a digest of all settings that change a released number; a resumed run must have the same."""
         values = {name: value for name, value in asdict(self).items() if name not in _ONLY_SPEED}
+        for name, default in _NEWER.items():  # the digest, and the noise of a seed, are those of earlier versions
+            if values[name] == default:
+                del values[name]
         # micro_batch changes the order of additions, so the last bits: a re-run must use the same one.
         values |= {"noise_multiplier": noise_multiplier, "micro_batch": self.micro_batch}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]

@@ -9,12 +9,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from securesgd.clipping.batch import Batch
 from securesgd.clipping.engine import ClippedSum, ClippingEngine
 from securesgd.clipping.losses import Loss, per_example, row_losses
 from securesgd.errors import InvalidInputError
+from securesgd.models.front_end import FeatureNetwork
 from securesgd.runtime.grid_release import GridRelease
 from securesgd.runtime.processes import Processes
 from securesgd.runtime.randomness import Randomness
+from securesgd.training.augmentation import augmented_copies
 from securesgd.training.examples import Examples
 from securesgd.training.settings import TrainingSettings
 
@@ -44,6 +47,11 @@ class Step:
         gradients, mean_loss = self.gradient_of(inputs, targets, step)
         return gradients, size, mean_loss
 
+    @property
+    def _keeps_features(self) -> bool:
+        """Whether the inputs of a batch are the kept features of its examples' copies."""
+        return isinstance(self.engine.model, FeatureNetwork)
+
     def draw(self, step: int) -> tuple[Tensor, Tensor, int]:
         """Return this process's share of the Poisson sample of step `step`, and the size of the whole sample.
 
@@ -65,13 +73,19 @@ class Step:
         """
         settings, processes, loss = self.settings, self.processes, loss or self.loss
         add_up = self.engine.clipped_sum if settings.private else partial(plain_sum, self.engine.model)
-        sums = processes.together(lambda: add_up(inputs, targets, loss, settings.copies, settings.micro_batch))
+        copies, copies_given = settings.copies, self._keeps_features
+        if settings.augmentation != "none" and not copies_given:
+            inputs, copies_given = augmented_copies(inputs, copies, settings.augmentation), True
+        sums = processes.together(
+            lambda: add_up(inputs, targets, loss, copies, settings.micro_batch, copies_given=copies_given)
+        )
         finite = sums.losses[~sums.losses.isnan()].double()
         losses = torch.stack([finite.sum(), finite.new_tensor(len(finite))])
         processes.add_up([*sums.gradients.values()])
         processes.add_up([losses])
         released = self._release([*sums.gradients.values()], step)
-        return dict(zip(sums.gradients, released, strict=True)), (losses[0] / losses[1]).item()
+        names = [name.removeprefix("model.") for name in sums.gradients] if self._keeps_features else sums.gradients
+        return dict(zip(names, released, strict=True)), (losses[0] / losses[1]).item()
 
     def _release(self, sums: list[Tensor], step: int) -> list[Tensor]:
         """Return the sums with the noise of the step, divided by the expected batch size."""
@@ -91,7 +105,14 @@ class NotFiniteError(InvalidInputError):
 
 
 def plain_sum(
-    model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, copies: int = 1, micro_batch: int | None = None
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    copies: int = 1,
+    micro_batch: int | None = None,
+    *,
+    copies_given: bool = False,
 ) -> ClippedSum:
     """Return the sum over examples of their gradients, without clipping and so without privacy. `norms` is empty.
 
@@ -104,9 +125,9 @@ def plain_sum(
     total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
     losses = [torch.zeros(0, device=device)]
     step = micro_batch or max(1, len(inputs))
-    for start in range(0, len(inputs), step):
-        rows = inputs[start : start + step].to(device).repeat_interleave(copies, dim=0)
-        labels = targets[start : start + step].to(device).repeat_interleave(copies, dim=0)
+    batch = Batch(parameters, inputs, targets, loss, copies, copies_given)
+    for start in range(0, len(batch), step):
+        rows, labels = (t.to(device) for t in batch.take(slice(start, start + step)).rows(channels_last=False))
         values = row_losses(loss, model, rows, labels)
         gradients = torch.autograd.grad(values.sum() / copies, list(parameters.values()), allow_unused=True)
         for name, gradient in zip(parameters, gradients, strict=True):

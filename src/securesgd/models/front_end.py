@@ -1,0 +1,76 @@
+"""A fixed front end: the first layers of a network, with nothing to train, so that nothing in them costs privacy.
+
+What comes out of it, the *features* of an input, is the same in every step of a training. It can be computed once.
+"""
+
+__all__ = ["FeatureNetwork", "FrontEnd", "front_end_of"]
+
+from torch import Tensor, nn
+
+from securesgd.errors import InvalidInputError
+from securesgd.models.noisy import NoisyNetwork
+
+
+class FrontEnd(nn.Sequential):
+    """Layers without parameters at the beginning of an `nn.Sequential`; each must treat every example by itself.
+
+    Raises: InvalidInputError if a layer has parameters.
+    """
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        trainable = [name for name, _ in self.named_parameters()]
+        if trainable:
+            raise InvalidInputError(f"the front end has the parameter {trainable[0]}; valid: layers without parameters")
+
+
+def front_end_of(model: nn.Module) -> FrontEnd | None:
+    """Return the front end of a network, or of a noisy network with its noise at the input; None if it has none."""
+    plain = _without_noise(model)
+    first = plain[0] if isinstance(plain, nn.Sequential) and len(plain) else None
+    return first if isinstance(first, FrontEnd) else None
+
+
+class FeatureNetwork(nn.Module):
+    """A network from its features on: what is trained if features are kept. It shares the parameters of `model`.
+
+    Guarantee: FeatureNetwork(model)(features) is model(x), where features are what the front end (with the noise before
+    it, if there is any) makes of x.
+    Raises: InvalidInputError if the model has no front end, or something to train before it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        if front_end_of(model) is None:
+            raise InvalidInputError(
+                "kept_copies is true, but the network has no fixed front end; valid: a network like scatter-linear, or "
+                "kept_copies = false"
+            )
+        if isinstance(model, NoisyNetwork) and model.noisy.scale is not None:
+            raise InvalidInputError(
+                "kept_copies is true, but r is learned, so that the noise changes in training; valid: another "
+                "redistribution, or kept_copies = false"
+            )
+        self.model = model
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the outputs of the model for inputs with these features."""
+        plain = _without_noise(self.model)
+        assert isinstance(plain, nn.Sequential)
+        for layer in list(plain)[1:]:
+            features = layer(features)
+        return features
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Return the features of inputs, with noise of their own for each if the model has noise."""
+        front_end = front_end_of(self.model)
+        assert front_end is not None
+        return front_end(self.model.noisy(inputs) if isinstance(self.model, NoisyNetwork) else inputs)
+
+
+def _without_noise(model: nn.Module) -> nn.Module:
+    """Return the network behind the noise, if that is at the input, else the model itself."""
+    if isinstance(model, NoisyNetwork) and model.place == "input":
+        assert isinstance(model.network, nn.Sequential)
+        return model.network[1]
+    return model
