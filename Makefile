@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test lint types slow bench docs format clean
+.PHONY: help demo test lint types slow bench docs pictures wheel format clean
 
 help:  ## list what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 10
@@ -42,8 +42,16 @@ slow: $(VENV)/dev  ## the long tests
 bench: $(VENV)/dev  ## every benchmark; JSON rows on standard output
 	@for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
 
-docs: $(VENV)/runtime  ## docs/reference/api.md from the docstrings
-	$(BIN)/python docs/build_api.py
+docs: $(VENV)/dev  ## the site in site/, and the pages of docs/reference that are made from the code
+	$(BIN)/python docs/make
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html is built; with the search: $(BIN)/python -m http.server --directory site"
+
+pictures: $(VENV)/runtime  ## the pictures of docs/concepts, drawn by the package
+	$(BIN)/python docs/make/pictures.py
+
+wheel: $(VENV)/runtime  ## the package as one file, in dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 format: $(VENV)/dev  ## let ruff rewrite the files
 	$(BIN)/ruff format .

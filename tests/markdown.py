@@ -3,6 +3,7 @@
 <!-- test: skip REASON -->                    the next block is not run
 <!-- test: skip securesgd COMMAND: REASON --> of the next block, the commands that begin so are not run
 <!-- test: steps=700 -> steps=2 -->           the next block is run with this change of its text
+<!-- test: printed -->                        the commands before the next block print its lines, with other numbers
 <!-- test: setup                              Python that is run before the next block, and that readers do not see
 CODE
 -->
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-PROGRAMS = ("securesgd", "torchrun", "make", "python", "pip", "source", "git", "cd", "$")
+Kind = Literal["python", "commands", "output", "printed", "text"]
+PROGRAMS = ("securesgd", "torchrun", "srun", "curl", "make", "python", "python3", "pip", "source", "git", "cd", "$")
 _BLOCK = re.compile(r"^<!-- test: (?P<note>.*?)-->$|^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 
 
@@ -24,9 +26,10 @@ class Block:
 
     page: str
     line: int
-    kind: Literal["python", "commands", "output", "text"]
+    kind: Kind
     text: str
     skipped: dict[str, str]
+    language: str = ""
 
     def reason(self, command: str = "") -> str | None:
         """Return why the block, or one of its commands, is not run; None if it is."""
@@ -40,19 +43,33 @@ class Block:
         return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
+def same_words(shown: str, printed: str) -> list[str]:
+    """Return the lines of `shown` that are not in `printed`; numbers may differ, and a line may end in an ellipsis."""
+    actual = _words(printed)
+    return [line for line in shown.splitlines() if _words(line.strip().removesuffix("…")) not in actual]
+
+
+def _words(text: str) -> str:
+    """Return a text without the frames of tables, every number as #, blanks as one."""
+    text = re.sub(r"[─-╿]", " ", text)
+    return " ".join(re.sub(r"[\d∞]+(?:[.,×]\d+)*(?:e[+-]?\d+)?", "#", text).split())
+
+
 def blocks(path: Path) -> list[Block]:
     """Return the blocks of a page, hidden ones too. A plain block right after Python is the output of it."""
     content = path.read_text(encoding="utf-8")
     found: list[Block] = []
     changes: list[tuple[str, str]] = []
     skipped: dict[str, str] = {}
-    end = 0
+    end, is_printed = 0, False
     for match in _BLOCK.finditer(content):
         line = content.count("\n", 0, match.start("text") if match["note"] is None else match.start()) + 1
         if match["note"] is not None:
             note = match["note"].strip()
             if note.startswith("setup\n"):
                 found.append(Block(path.name, line + 1, "python", note.removeprefix("setup\n") + "\n", {}))
+            elif note == "printed":
+                is_printed = True
             elif note.startswith("skip"):
                 start, colon, why = note.removeprefix("skip").strip().partition(": ")
                 names_command = bool(colon) and start.startswith(PROGRAMS)
@@ -66,15 +83,17 @@ def blocks(path: Path) -> list[Block]:
         for old, new in changes:
             assert old in text, f"{path.name}:{line}: the block does not have {old!r}"
             text = text.replace(old, new)
-        kind: Literal["python", "commands", "output", "text"] = "text"
-        if match["language"] == "python":
+        kind: Kind = "printed" if is_printed else "text"
+        if is_printed:
+            pass
+        elif match["language"] == "python":
             kind = "python"
         elif match["language"] in ("sh", "bash", "shell", "console") or text.split(maxsplit=1)[:1] in _FIRST_WORDS:
             kind = "commands"
         elif found and found[-1].kind == "python" and not content[end : match.start()].strip():
             kind = "output"
-        found.append(Block(path.name, line, kind, text, skipped))
-        changes, skipped, end = [], {}, match.end()
+        found.append(Block(path.name, line, kind, text, skipped, match["language"]))
+        changes, skipped, end, is_printed = [], {}, match.end(), False
     return found
 
 

@@ -28,7 +28,7 @@ from securesgd.validate import validate_count
 WEAK, HOPELESS = 5.0, 1.5
 """Signal over noise of a whole run below which trainings gave poor models, and ones no better than the commonest class.
 
-Measured on tables and digits at epsilon 0.03 to 4 (docs/how-to/data.md).
+Measured on tables and digits at epsilon 0.03 to 4 (docs/how-to/plan.md).
 """
 _TIMED_STEPS, _TIMED_SECONDS = 60, 3.0
 """At most so many steps are timed, and no further one after so many seconds; never fewer than four."""

@@ -34,7 +34,7 @@ AnyPath = str | PathLike[str]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadedData:
-    """A data set in memory; training inputs may stay on disk (docs/how-to/data.md), and are indexed like a tensor then.
+    """A data set in memory; training inputs may stay on disk (docs/how-to/large-data.md), indexed like a tensor.
 
     *_inputs    float32 in [0, 1], (n, *input_shape); *_targets int64 in 0..classes-1
     holdout_*   taken out of the training examples for validation, None if there are none; whatever is chosen by
