@@ -229,7 +229,7 @@ _AREA = {"origin": "lower", "extent": (0, 1, 0, 1), "cmap": REGIONS, "vmin": 0, 
 
 
 def _panels(count: int, *titles: str) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(min(9.6, 4.6 * count), 3.4 if count > 1 else 3.6), layout="constrained")
+    figure = Figure(figsize=(9.6 if count > 1 else 8.0, 3.4), layout="constrained")
     panels = [figure.add_subplot(1, count, place + 1) for place in range(count)]
     for axes, title in zip(panels, titles, strict=False):
         axes.set_title(title, fontsize=10)
