@@ -36,11 +36,12 @@ class Block:
         return next((why for start, why in self.skipped.items() if command.startswith(start)), None)
 
     def commands(self) -> list[list[str]]:
-        """Return the commands of a block as words; where lines begin with `$`, the others are output."""
+        """Return the commands of a block as words, without `> FILE`; where lines begin with `$`, others are output."""
         lines = self.text.replace("\\\n", " ").splitlines()
         if any(line.startswith("$ ") for line in lines):
             lines = [line[2:] for line in lines if line.startswith("$ ")]
-        return [words for line in lines if (words := shlex.split(line, comments=True))]
+        every = (shlex.split(line, comments=True) for line in lines)
+        return [words[: words.index(">")] if ">" in words else words for words in every if words]
 
 
 def same_words(shown: str, printed: str) -> list[str]:

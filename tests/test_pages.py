@@ -25,7 +25,7 @@ BLOCKS = {name: blocks(path) for name, path in PAGES.items()}
 SMALL = {
     "train": "--set steps=2 --set copies=1 --set accountant=rdp",
     "tune": "--set steps=2 --set batch_size=32 --trials-mean 1",
-    "plan": "--set accountant=rdp",
+    "plan": "--set accountant=rdp --batch-size 64 --steps 50",
     "certify": "--draws 40 --selection-draws 10 --examples 6 --again",
     "audit": "--canaries 400",
     "attack": "--examples 2 --eot 1 --steps 2 --restarts 1 --draws 20 --certify-draws 20 --no-probes",

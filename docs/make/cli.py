@@ -10,7 +10,7 @@ from securesgd.cli import app
 
 HEAD = """# Command line
 
-Made from the commands themselves by `make docs`; `securesgd COMMAND --help` says the same. An error is one line on
+Made from the commands themselves by `make docs`; `--help` after a command says the same. An error is one line on
 standard error with exit code 2; a claim that does not hold is exit code 1; Ctrl-C is 130.
 """
 
