@@ -16,7 +16,7 @@ from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError
 
 
-@app.command(epilog="Example: securesgd audit runs/a  ·  securesgd audit --config audit.toml --self-test")
+@app.command(epilog="Examples:\n\nsecuresgd audit runs/a\n\nsecuresgd audit --config audit.toml --self-test")
 def audit(
     run: Annotated[Path | None, typer.Argument(help="Folder of a finished run; or give --config.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a data set and a method, without a run.")] = None,

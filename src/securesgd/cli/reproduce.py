@@ -24,7 +24,7 @@ _COMMON = (
 )  # fmt: skip
 
 
-@app.command(epilog="Example: securesgd reproduce all --profile quick  ·  securesgd reproduce fig3 --draw")
+@app.command(epilog="Examples:\n\nsecuresgd reproduce all --profile quick\n\nsecuresgd reproduce fig3 --draw")
 def reproduce(
     experiment: Annotated[
         str,

@@ -12,7 +12,7 @@ from securesgd.cli.app import Device, Network, app
 from securesgd.errors import InvalidInputError
 
 
-@app.command(epilog="Example: securesgd serve runs/a, then open http://127.0.0.1:8000")
+@app.command(epilog="Example: securesgd serve runs/a")
 def serve(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines in.")] = "127.0.0.1",

@@ -11,7 +11,7 @@ from securesgd.cli.app import app
 from securesgd.errors import InvalidInputError
 
 
-@app.command(epilog="Example: securesgd sign --new-key me.key, then securesgd sign runs/a --key me.key")
+@app.command(epilog="Examples:\n\nsecuresgd sign --new-key me.key\n\nsecuresgd sign runs/a --key me.key")
 def sign(
     run: Annotated[Path | None, typer.Argument(help="Folder of a finished run.")] = None,
     key: Annotated[Path | None, typer.Option(help="File of your private key.")] = None,
