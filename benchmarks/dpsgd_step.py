@@ -2,16 +2,19 @@
 
 Every contender does the same work: forward, backward, per-example clipping and noise where private, optimizer step.
 Each runs in its own process, so that its peak memory is its own; the processes take turns, so that a noisy machine
-slows all of them alike. A turn is five steps in a row, as in training; the first, which finds the caches full of
+slows all of them alike. A turn is some steps in a row, as in training; the first, which finds the caches full of
 others' data, is not timed. Prints one JSON row per network, batch size and contender:
 
     python benchmarks/dpsgd_step.py --nets mnist --batches 128 --repeats 10
+    python benchmarks/dpsgd_step.py --nets mnist cifar resnet transformer --batches 128 --threads 1
     python benchmarks/dpsgd_step.py --nets interval --batches 256 --contenders ibp dp-ibp
 
 median_ms and spread_ms (distance between the quartiles) are over `n` turns of `steps_per_turn` timed steps each, after
 `warmup` turns;
 ratio_to_sgd is the median over turns of this contender's time divided by plain SGD's in the same turn, ratio_to_ibp by
 that of a step with interval bounds and without privacy;
+cpu_ms and cpu_ratio_to_… are the same in processor seconds, which other work on the machine moves less; with one thread
+they are what an idle machine would take. load is the machine's average load at the end.
 peak_rss_mb is the most memory the process ever held, interpreter and libraries included (start_rss_mb before the
 first step). Plain SGD runs in both memory formats first and keeps the faster one. Opacus gets its own layers in the
 place of attention and LSTM; where it cannot run a network, its row says so (`failed`) and has no times.
@@ -40,7 +43,6 @@ NETS = {
     "lstm": ("lstm", (64,)),
 }
 CONTENDERS = ("sgd", "ours", "opacus-ghost", "opacus-hooks", "ibp", "dp-ibp")
-STEPS_PER_TURN = 4  # timed, after one that is not
 NOISE_MULTIPLIER, MAX_GRAD_NORM, LEARNING_RATE = 1.0, 1.0, 0.05
 
 
@@ -165,7 +167,10 @@ def rss_mb(peak: bool) -> float:
 
 
 def serve(contender: str, net: str, batch: int, threads: int) -> None:
-    """Run one contender: a turn for every line on standard input, its seconds per step on standard output."""
+    """Run one contender: a turn of as many steps as each line on standard input says.
+
+    On standard output, seconds and processor seconds per step.
+    """
     import warnings
 
     import torch
@@ -187,12 +192,14 @@ def serve(contender: str, net: str, batch: int, threads: int) -> None:
         if line.strip() == "end":
             break
         step()
-        print(sum(timed(step) for _ in range(STEPS_PER_TURN)) / STEPS_PER_TURN, flush=True)
+        steps, processor = int(line), time.process_time()
+        wall = sum(timed(step) for _ in range(steps))
+        print(json.dumps([wall / steps, (time.process_time() - processor) / steps]), flush=True)
     print(json.dumps({"peak_rss_mb": round(rss_mb(peak=True), 1), "start_rss_mb": round(start, 1)}), flush=True)
 
 
 def compete(
-    net: str, batch: int, contenders: list[str], repeats: int, warmup: int, threads: int
+    net: str, batch: int, contenders: list[str], repeats: int, warmup: int, threads: int, steps: int
 ) -> list[dict[str, Any]]:
     """Return one row per contender for one network and batch size."""
     # Without binding, the two threads of a small step may share one core and the timing is of the scheduler.
@@ -236,20 +243,23 @@ def compete(
     rows = [{"net": net, "batch": batch, "contender": c, **failure} for c, failure in started.items() if failure]
     contenders = [c for c in contenders if not started[c]]
     seconds: dict[str, list[float]] = {c: [] for c in contenders}
+    processor: dict[str, list[float]] = {c: [] for c in contenders}
     for turn in range(warmup + repeats):
         for contender in contenders:
-            took = float(answer(contender, "step"))
+            took, used = json.loads(answer(contender, str(steps)))
             if turn >= warmup:
                 seconds[contender].append(took)
+                processor[contender].append(used)
     for contender in contenders:
         memory = json.loads(answer(contender, "end"))
         processes[contender].wait()
         times = seconds[contender]
         quartiles = statistics.quantiles(times, n=4) if len(times) > 1 else [times[0]] * 3
         ratios = {
-            f"ratio_to_{base}": round(statistics.median(t / s for t, s in zip(times, seconds[base], strict=True)), 3)
+            f"{kind}ratio_to_{base}": round(median_ratio(values[contender], values[base]), 3)
+            for kind, values in (("", seconds), ("cpu_", processor))
             for base in ("sgd", "ibp")
-            if base in seconds
+            if base in values
         }
         rows.append(
             {
@@ -258,17 +268,25 @@ def compete(
                 "contender": contender,
                 "median_ms": round(statistics.median(times) * 1e3, 2),
                 "spread_ms": round((quartiles[2] - quartiles[0]) * 1e3, 2),
+                "cpu_ms": round(statistics.median(processor[contender]) * 1e3, 2),
                 **ratios,
                 **memory,
                 "n": repeats,
-                "steps_per_turn": STEPS_PER_TURN,
+                "steps_per_turn": steps,
                 "warmup": warmup,
                 "threads": threads,
+                "load": round(os.getloadavg()[0], 1),
+                "securesgd": version("securesgd"),
                 "torch": version("torch"),
                 "opacus": version("opacus"),
             }
         )
     return rows
+
+
+def median_ratio(times: list[float], base: list[float]) -> float:
+    """Return the median over turns of the time divided by that of `base` in the same turn."""
+    return statistics.median(a / b for a, b in zip(times, base, strict=True))
 
 
 def main() -> None:
@@ -280,6 +298,7 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS[:4]))
     parser.add_argument("--repeats", type=int, default=15, help="turns per contender")
     parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4, help="timed steps per turn, after one that is not timed")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--serve", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--net", help=argparse.SUPPRESS)
@@ -290,7 +309,8 @@ def main() -> None:
         return
     for net in options.nets:
         for batch in options.batches:
-            for row in compete(net, batch, options.contenders, options.repeats, options.warmup, options.threads):
+            turns = options.repeats, options.warmup, options.threads, options.steps
+            for row in compete(net, batch, options.contenders, *turns):
                 print(json.dumps(row), flush=True)
 
 

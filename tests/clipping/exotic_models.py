@@ -260,6 +260,9 @@ EXOTIC: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "fourier": (net(fourier, filter=values(7, 2), out=LAST), rows),
     "checkpointed": (
         net(lambda m, x: m.out(checkpoint(lambda y: torch.tanh(m.a(y)), x, use_reentrant=False)), **PARTS), rows),
+    "checkpointed group norm": (
+        net(lambda m, x: m.out(checkpoint(lambda y: torch.tanh(m.a(y)), x, use_reentrant=False).flatten(1)),
+            a=lambda: nn.GroupNorm(2, 4), out=linear(36, 4)), lambda: images(4, 3, 3)),
     "no grad section": (net(no_grad_section, **PARTS), rows),
     "layer without gradient": (net(no_grad_layer, **PARTS), rows),
     "detached path": (net(lambda m, x: m.out(torch.tanh(m.a(x)) + m.a(x).detach()), **PARTS), rows),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from securesgd.clipping.rules import convolution, forms, linear
+from securesgd.clipping.rules import convolution, forms, linear, patches
 from securesgd.clipping.rules.forms import Deferred, Kept, LayerCall, Scratch
 from securesgd.clipping.rules.geometry import Geometry
 from securesgd.clipping.rules.patches import kept_gradients, measured_gradients
@@ -53,6 +53,48 @@ def test_all_forms_agree_on_any_geometry(kernel, stride, dilation, padding, size
         deferred = convolution.convolution_gradients(seen)["weight"]
     assert isinstance(deferred, Deferred)
     torch.testing.assert_close(deferred.weighted_sum(factors), weighted)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    kernel=pairs, dilation=small, size=st.tuples(st.integers(1, 7), st.integers(1, 7)), channels=st.integers(1, 4),
+    maps=st.integers(1, 3), groups=st.integers(1, 2), copies=st.integers(1, 2), narrow=st.booleans(),
+)  # fmt: skip
+def test_products_tap_by_tap_agree_on_any_geometry(kernel, dilation, size, channels, maps, groups, copies, narrow):  # type: ignore[no-untyped-def]
+    """Also where a tap lies beside the whole image; memory of an earlier step is full of NaN; g is not written to."""
+    layer = nn.Conv2d(
+        groups * channels, groups * maps, kernel, dilation=dilation, padding="same", groups=groups, bias=False
+    ).double()
+    x = torch.randn(3 * copies, groups * channels, *size, dtype=torch.float64)
+    g = torch.randn_like(layer(x))
+    if narrow:
+        x, g = (t.contiguous(memory_format=torch.channels_last) for t in (x, g))
+    before, scratch = g.clone(), Scratch()
+    scratch.empty((10_000,), g).fill_(torch.nan)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(patches, "NARROW", 0)
+        patch.setattr(patches, "MANY", 0)
+        patch.setattr(patches, "FEW_TAPS", 99)
+        kept = kept_gradients(x, g, Geometry.from_layer(layer, x)[0], copies, 2, scratch)
+    assert len(kept.raw) == kernel[0] * kernel[1]
+    torch.testing.assert_close(kept.gradients(), slow_gradients(layer, x, g, copies))
+    assert torch.equal(g, before)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_tap_by_tap_an_example_that_is_not_finite_leaves_the_others_their_bits(value):
+    """A shift ends in the next row of an image, never in the next image."""
+    layer = nn.Conv2d(16, 4, 3, padding=1, bias=False)
+    x, g = torch.randn(5, 16, 12, 12), torch.randn(5, 4, 12, 12)
+    geometry, _ = Geometry.from_layer(layer, x)
+    clean = kept_gradients(x, g, geometry, 1, 16)
+    assert len(clean.raw) == 9
+    x[2, :, 0, 0] = g[2, :, -1, -1] = value
+    x[2, :, -1, -1] = value
+    odd = kept_gradients(x, g, geometry, 1, 16)
+    assert not odd.squared_norms()[2].isfinite()
+    others = [0, 1, 3, 4]
+    assert torch.equal(odd.gradients()[others], clean.gradients()[others])
 
 
 def call_of(layer: nn.Module, x: Tensor, g: Tensor) -> LayerCall:

@@ -1,10 +1,12 @@
 """The engine in a loop of the user's own: what train gives, in her hands, and every misuse refused in one line."""
 
 import dataclasses
+import errno
 import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -132,6 +134,73 @@ def test_a_damaged_record_of_what_was_asked_is_refused(tmp_path):
     (tmp_path / "run" / "asked.json").write_text('["x"]')
     with pytest.raises(DamagedFileError, match=r"asked\.json"):
         started(tmp_path / "run", resume=True)
+
+
+def test_no_result_is_used_before_the_record_of_what_was_asked_is_on_disk(tmp_path, monkeypatch):
+    """A slow disk: were the optimizer to step before, a kill would leave a result without a record."""
+    model = small_model()
+    order: list[str] = []
+
+    def slow(sync):
+        def run(descriptor):
+            time.sleep(0.05)
+            sync(descriptor)
+            order.append("disk")
+
+        return run
+
+    training = started(tmp_path / "run", model, noise_seed=None)
+    monkeypatch.setattr(os, "fdatasync", slow(os.fdatasync))
+    monkeypatch.setattr(os, "fsync", slow(os.fsync))
+    monkeypatch.setattr(torch.optim.Optimizer, "zero_grad", lambda *_, **__: order.append("step"))
+    run_all(training, until=3).close()
+    steps = [place for place, what in enumerate(order) if what == "step"]
+    assert len(steps) == 3
+    assert order[steps[1] - 1] == order[steps[2] - 1] == order[steps[0] - 1] == "disk"
+
+
+def test_a_disk_that_does_not_take_the_record_ends_the_training_before_the_step(tmp_path, monkeypatch):
+    model = small_model()
+    training = started(tmp_path / "run", model, noise_seed=None)
+    run_all(training, until=2)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    with pytest.raises(OSError, match="No space left"):
+        run_all(training, until=3)
+    assert training.closed
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_record_cut_off_while_it_was_written_is_left_out_and_no_other(tmp_path):
+    """A kill between the first and the last byte of a line: the step of that line was never released."""
+    folder = tmp_path / "run"
+    run_all(started(folder, noise_seed=None), until=7).close()  # a checkpoint after 4; records of 5, 6 and 7
+    file = folder / "asked.json"
+    first, second, third = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(first + second + third[:9])
+    with pytest.raises(InvalidInputError, match="step 5 was run before with other inputs"):
+        run_all(started(folder, resume=True, noise_seed=None), transform=jittered)
+    for damaged in (third[:9], first[:9] + second, first + b"[]\n" + third, first + b"\n" + third):
+        file.write_bytes(damaged)
+        with pytest.raises(DamagedFileError, match=r"asked\.json is damaged"):
+            started(folder, resume=True, noise_seed=None)
+    file.write_bytes(first + second + third[:9])
+    result = run_all(started(folder, resume=True, noise_seed=None)).finish()
+    assert result.steps == 20
+
+
+def test_a_record_that_was_taken_away_during_the_run_is_written_again(tmp_path):
+    folder = tmp_path / "run"
+    training = started(folder, noise_seed=None)
+    run_all(training, until=6)
+    (folder / "asked.json").unlink()
+    run_all(training, until=7).close()
+    with pytest.raises(InvalidInputError, match="step 5 was run before with other inputs"):
+        run_all(started(folder, resume=True, noise_seed=None), transform=jittered)
 
 
 def test_the_generator_of_the_program_is_as_before_and_secret_within(tmp_path):
@@ -426,6 +495,7 @@ def test_interrupted_within_a_step_nothing_is_lost(tmp_path, number, step):
     done = subprocess.run([sys.executable, "-c", WORKER, *arguments], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == ("6" if number == 2 else ""), done.stderr
     assert load_tensors(tmp_path / "run" / "checkpoint.safetensors").record["step"] == step
-    asked = json.loads((tmp_path / "run" / "asked.json").read_text())
+    lines = (tmp_path / "run" / "asked.json").read_text().splitlines()
+    asked = {step: digest for line in lines for step, digest in json.loads(line).items()}
     assert list(asked)[-1] == "5"
     assert np.all([len(digest) == 32 for digest in asked.values()])

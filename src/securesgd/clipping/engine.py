@@ -38,7 +38,7 @@ from securesgd.clipping.rules.forms import FastPathError, Scratch, rounding_slac
 from securesgd.clipping.rules.generic import generic_gradients
 from securesgd.clipping.separation import Evidence, check_separation, is_due, synthetic_examples
 from securesgd.clipping.slow_path import clip_slow
-from securesgd.clipping.units import require_no_hooks, trainable_units
+from securesgd.clipping.units import Unit, require_no_hooks, trainable_units
 from securesgd.clipping.validate_model import check_model
 from securesgd.errors import InvalidInputError
 from securesgd.runtime.random_state import BufferState, RandomState
@@ -186,8 +186,9 @@ class ClippingEngine:
             )  # with fewer than two there is nothing to compare
         buffers = BufferState.capture(self.model)
         for start in range(0, len(batch), step):
-            buffers.restore()
-            sums, square, value = self._clip(batch.take(slice(start, start + step)))
+            if start:
+                buffers.restore()
+            sums, square, value = self._clip(batch.take(slice(start, start + step)), buffers)
             for name, gradient in sums.items():
                 total[name] = total[name].double().add_(gradient) if name in total else gradient
             squares.append(square)
@@ -314,15 +315,19 @@ class ClippingEngine:
             self.slow_reason = str(reason)
             warnings.warn(f"clipping runs the examples one by one: {reason}", stacklevel=5)
 
-    def _rows(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the rows of inputs and targets in the layout that runs fastest."""
-        units = trainable_units(self.model, self._row_parameters) if self._channels_last else []
-        return batch.rows(channels_last=any(type(unit.module) is nn.Conv2d for unit in units))
+    def _rows(self, batch: Batch, units: list[Unit] | None = None) -> tuple[Tensor, Tensor]:
+        """Return the rows of inputs and targets in the layout that runs fastest; `units` are those of the model."""
+        if units is None:
+            units = trainable_units(self.model, self._row_parameters)
+        has_images = any(type(unit.module) is nn.Conv2d for unit in units)
+        return batch.rows(channels_last=self._channels_last and has_images)
 
-    def _clip(self, batch: Batch) -> Sums:
-        """Return the sums of one micro-batch by the fast path or, where that is not possible, by the slow one."""
+    def _clip(self, batch: Batch, buffers: BufferState) -> Sums:
+        """Return the sums of one micro-batch by the fast path or, where that is not possible, by the slow one.
+
+        `buffers` are those before it.
+        """
         with torch.enable_grad():
-            buffers = BufferState.capture(self.model)
             while self.slow_reason is None and len(batch) > 1 and not runs_model(batch.loss):
                 before = RandomState.capture(self.model, numpy_and_python=self._checked_call == self._calls)
                 try:
@@ -349,7 +354,7 @@ class ClippingEngine:
         """
         units = trainable_units(self.model, self._row_parameters)
         require_no_hooks(units)
-        rows, targets = self._rows(batch)
+        rows, targets = self._rows(batch, units)
         if not self._separate_units and rows.is_floating_point():
             rows = rows.detach().requires_grad_()  # so that the first pass sees examples mixed before any layer
         trainable = {id(p): name for name, p in batch.parameters.items()}

@@ -193,6 +193,7 @@ class FastPath:
             keep=keep,
             scratch=self.scratch[call.unit.name],
             synthetic=self.synthetic,
+            statistics=call.statistics,
         )
         try:
             gradients = call.unit.rule(layer_call)
@@ -206,7 +207,7 @@ class FastPath:
             before = self._shared.get(names[own])
             kept = gradient.gradients()
             self._shared[names[own]] = kept if before is None else before + kept
-        call.inputs, call.output = (), None
+        call.inputs, call.output, call.statistics = (), None, None
 
 
 def _any(values: Tensor) -> bool:

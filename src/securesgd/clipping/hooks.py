@@ -26,6 +26,7 @@ from securesgd.clipping.rules.embedding import embedding_gradients
 from securesgd.clipping.rules.forms import FastPathError
 from securesgd.clipping.rules.generic import generic_gradients
 from securesgd.clipping.rules.input_gradient import with_fast_input_gradient
+from securesgd.clipping.rules.normalisation import group_statistics
 from securesgd.clipping.rules.parts import Record, one_copy_per_row, row_parameter_gradients
 from securesgd.clipping.units import Unit
 
@@ -42,6 +43,7 @@ class Call:
     edge: GradientEdge
     first: bool  # nothing before it needs a gradient
     output_hooks: dict[int, Any]  # of the output tensor; that of `LayerHooks` is one
+    statistics: tuple[Tensor, Tensor] | None = None  # see `group_statistics`
 
     def unchanged_inputs(self) -> tuple[Tensor, ...]:
         """Return the inputs. Raises: FastPathError if they were changed in place since the call."""
@@ -134,7 +136,8 @@ class LayerHooks:
                 raise FastPathError(f"module {unit.name!r}: {reason or 'calls overlap'}")
             output = with_fast_input_gradient(module, args[0], output)
             copy = output.detach().clone() if unit.rule is generic_gradients else None
-            return self._add(Call(unit, args, versions, nodes, copy, get_gradient_edge(output), first, {}), output)
+            edge, statistics = get_gradient_edge(output), group_statistics(output)
+            return self._add(Call(unit, args, versions, nodes, copy, edge, first, {}, statistics), output)
 
         return hook
 

@@ -10,6 +10,7 @@ __all__ = ["Loss", "loss_code", "per_example", "row_losses", "runs_model"]
 import functools
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ Loss = Callable[..., Tensor]
 
 def runs_model(loss: Loss) -> bool:
     """Return whether `loss` takes (model, inputs, targets): three arguments that have no default."""
+    if type(loss) is FunctionType and not loss.__dict__:  # what follows, at a hundredth of the cost
+        return loss.__code__.co_argcount - len(loss.__defaults__ or ()) == 3
     try:
         parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature

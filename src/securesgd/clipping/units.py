@@ -58,11 +58,14 @@ def trainable_units(model: nn.Module, row_parameters: bool = True) -> list[Unit]
         if id(module) in seen:
             return
         seen.add(id(module))
+        own = [name for name, p in module._parameters.items() if p is not None and id(p) in names]
+        composite = composite_for(module)
+        if not (own or composite is not None or hasattr(module, "parametrizations")):
+            visit_children(module, path)
+            return
         trainable = {name: names[id(p)] for name, p in module.named_parameters() if id(p) in names}
         if not trainable:
             return
-        own = [name for name, p in module._parameters.items() if p is not None and id(p) in names]
-        composite = composite_for(module)
         if composite is not None:
             units.extend(_parts(module, path, composite, trainable))
         elif row_parameters and own and _is_container(module):
@@ -78,12 +81,10 @@ def trainable_units(model: nn.Module, row_parameters: bool = True) -> list[Unit]
                 for name in own
             )
             visit_children(module, path)
-        elif own or hasattr(module, "parametrizations"):
+        else:
             scripted = isinstance(module, torch.jit.ScriptModule)
             rule, dims = (generic_gradients, None) if scripted else rule_for(module)
             units.append(Unit(path or "the model", module, rule, dims, trainable))
-        else:
-            visit_children(module, path)
 
     def visit_children(module: nn.Module, path: str) -> None:
         for name, child in module.named_children():

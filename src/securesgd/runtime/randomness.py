@@ -87,8 +87,8 @@ class Randomness:
         Privacy rests on these draws being unknown too: with them, removing an example would shift the noise of all that
         follow it in the batch. So on the CPU the whole state is set from the key, not 32 bits of it.
         """
-        stream = self.stream(purpose, position)
-        seed = int(stream.words(1)[0] >> np.uint64(1))
+        stream = self.stream(purpose, position).words(2 + 624)
+        seed = int(stream[0] >> np.uint64(1))
         if torch.accelerator.is_available():
             torch.manual_seed(seed)
         else:  # the same, without the notes for devices that may come later: a tenth of a small network's step
@@ -96,7 +96,7 @@ class Randomness:
         state = torch.get_rng_state()
         words = state.numpy()[: _STATE_WORDS.stop * 8].view(np.uint64)[_STATE_WORDS]
         if _state_is_mersenne_twister():
-            words[:] = stream.words(624) >> np.uint64(32)
+            words[:] = stream[2:] >> np.uint64(32)
             torch.set_rng_state(state)
 
 

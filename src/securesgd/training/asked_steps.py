@@ -4,7 +4,9 @@ __all__ = ["AskedSteps", "asked_digest", "sums_digest"]
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import Tensor
 from securesgd.clipping.losses import Loss
 from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.runtime.randomness import Randomness
-from securesgd.runtime.storage import read_json, write_whole
+from securesgd.runtime.storage import parse_json, read_bytes, write_all, write_whole
 from securesgd.training.batch import Batch
 from securesgd.training.code_fingerprint import describe_code
 
@@ -26,23 +28,30 @@ class AskedSteps:
     two results would have no noise in it. So the noise of a step is bound to the chain (`randomness`), and a step that
     is run again after a crash must be asked the same and give the same sums, to the last bit: otherwise it would be a
     release that the ledger does not count. The sums count for what no look at the code of a loss can see: a table it
-    reads, a teacher, an attribute of the model, the weights that a projection has left. What steps after the last
-    checkpoint were asked is on disk before they are released. The digests are keyed with the secret of the run: they
-    tell a reader nothing.
+    reads, a teacher, an attribute of the model, the weights that a projection has left. The digests are keyed with the
+    secret of the run: they tell a reader nothing.
+
+    Binding alone is not enough: with other sums the noise would be other, too, but there would be two releases where
+    the ledger has one. So the record of a step must be on disk before anybody sees its result. It need not be before
+    the result is computed: `record` starts the writing and `wait` ends it, and the noise is drawn in between. A process
+    killed before `wait` returns has shown nothing, whether or not the record is there when the run is resumed.
     """
 
     def __init__(self, path: Path, randomness: Randomness, step: int, chain: str) -> None:
         """Go on with `chain`, that of the checkpoint after `step` steps. `path` need not exist."""
         self._path, self._randomness, self.chain = path, randomness, chain
-        self._digests: dict[str, str] = {}
-        if path.exists():
-            stored: Any = read_json(path)
-            if not isinstance(stored, dict) or not all(number.isdecimal() for number in stored):
-                raise DamagedFileError(f"{path} is damaged, so the run cannot be resumed; it was left untouched")
-            self._digests = {number: digest for number, digest in stored.items() if int(number) >= step}
+        self._digests = {n: d for n, d in _stored(path).items() if int(n) >= step} if path.exists() else {}
+        self._file: int | None = None
+        """Descriptor of the file, while it holds the digests of this object and no others."""
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="securesgd-asked")
+        self._writing: Future[None] | None = None
 
     def record(self, step: int, asked: str) -> None:
-        """Write what step `step` is asked and gives. Raises: InvalidInputError if it was something else before."""
+        """Begin to write what step `step` is asked and gives; its result must not be seen before `wait` has returned.
+
+        Raises: InvalidInputError if it was something else before.
+        """
+        self.wait()
         chain = self._randomness.name(f"{self.chain} {asked}")
         before = self._digests.get(str(step))
         if before not in (None, chain):
@@ -54,11 +63,72 @@ class AskedSteps:
         self.chain = chain
         if before is None:
             self._digests[str(step)] = chain
-            write_whole(self._path, json.dumps(self._digests).encode(), mode=0o600)
+            self._writing = self._writer.submit(self._write, {str(step): chain})
+
+    def wait(self) -> None:
+        """Return when all that was recorded is on disk. Raises: OSError if it cannot be written."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
 
     def forget(self) -> None:
         """Drop the steps so far, which a checkpoint has now: they are never run again."""
+        self.wait()
         self._digests.clear()
+        self._close_file()
+
+    def close(self) -> None:
+        """End the writing; the file stays."""
+        self._writer.shutdown()
+        self._close_file()
+
+    def _write(self, last: dict[str, str]) -> None:
+        """Append a line to the file, or write the whole of it if it is not the one that was written before."""
+        if self._file is not None and _is_open_at(self._file, self._path):
+            write_all(self._file, _line(last))
+            os.fdatasync(self._file)
+            return
+        self._close_file()
+        write_whole(self._path, _line(self._digests), mode=0o600)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _line(digests: dict[str, str]) -> bytes:
+    return (json.dumps(digests) + "\n").encode()
+
+
+def _is_open_at(descriptor: int, path: Path) -> bool:
+    """Return whether `path` still is the file that was opened, and not another one or none."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except OSError:
+        return False
+
+
+def _stored(path: Path) -> dict[str, str]:
+    """Return the digests in a file, step to digest: lines of JSON objects.
+
+    A last line that was cut off while it was written is left out: its step was not released.
+    Raises: DamagedFileError for anything else.
+    """
+    digests: dict[str, str] = {}
+    *whole, rest = read_bytes(path).split(b"\n")
+    for number, line in enumerate([*whole, rest] if rest else whole):
+        try:
+            entry: Any = parse_json(line)
+        except ValueError:
+            if 0 < number == len(whole):
+                break
+            entry = None
+        if not isinstance(entry, dict) or not all(n.isdecimal() and isinstance(d, str) for n, d in entry.items()):
+            raise DamagedFileError(f"{path} is damaged, so the run cannot be resumed; it was left untouched")
+        digests |= entry
+    return digests
 
 
 def asked_digest(batch: Batch, loss: Loss) -> str:

@@ -152,6 +152,7 @@ class PrivateTraining:
             chain = str(begin.record.get("asked", ""))
             if processes.is_first and not self._is_finish:
                 self._asked = AskedSteps(self._files.asked, self._randomness, state.step, chain)
+                self._cleanup.callback(self._asked.close)
             self._snapshot = state.snapshot()
 
     @property
@@ -260,7 +261,9 @@ class PrivateTraining:
         if self._one_off_release is not None and state.step == self._one_off_release.step:
             self._pay(lambda run: run.record_one_off_release(state.step))
             self._one_off_release.run(model, self._examples, self._randomness, processes)
-        step = replace(self._step, noise_of=partial(self._noise_of, batch, loss)) if self._own_loop else self._step
+        step = self._step
+        if self._own_loop:
+            step = replace(step, noise_of=partial(self._noise_of, batch, loss), recorded=self._recorded)
         if self._rng is not None:
             self._rng.restore()
         gradients, mean_loss = step.gradient_of(batch.inputs, batch.targets, state.step, loss)
@@ -315,15 +318,22 @@ class PrivateTraining:
         self._epsilon, self._paid = self._processes.on_first(pay)
 
     def _noise_of(self, batch: Batch, loss: Loss, sums: Sequence[Tensor]) -> Randomness:
-        """Write what the step is asked and what came out, and return the randomness that is bound to both."""
+        """Begin to write what the step is asked and gave, and return the randomness that is bound to both."""
         asked = " ".join(self._processes.gather(asked_digest(batch, loss)))
 
         def record() -> str:
             assert self._asked is not None
             self._asked.record(batch.step, f"{asked} {sums_digest(sums)}")
+            if self._processes.count > 1:
+                self._asked.wait()  # the other ranks have their own results in hand before this one has
             return self._asked.chain
 
         return self._randomness.bound_to(self._processes.on_first(record))
+
+    def _recorded(self) -> None:
+        """Return when what the step was asked is on disk, so that its result may be used."""
+        if self._asked is not None:
+            self._asked.wait()
 
     def _require_open(self) -> None:
         if os.getpid() != self._process:

@@ -36,6 +36,8 @@ class Step:
     processes: Processes
     noise_of: Callable[[Sequence[Tensor]], Randomness] | None = None
     """Where the noise of these sums comes from, if not from `randomness`; called before anything is released."""
+    recorded: Callable[[], None] | None = None
+    """Returns when what `noise_of` began to write is on disk; called before anything is released."""
 
     def gradient(self, step: int) -> tuple[dict[str, Tensor], int, float]:
         """Return (gradients, batch size, mean loss) of step `step`; the gradients alone are private.
@@ -91,13 +93,17 @@ class Step:
         """Return the sums with the noise of the step, divided by the expected batch size."""
         randomness = self.randomness if self.noise_of is None else self.noise_of(sums)
         if not self.noise_multiplier:  # without protection, as the ledger says
-            return [total.div_(self.settings.batch_size) for total in sums]
-        release = GridRelease(
-            sensitivity=self.engine.sensitivity,
-            noise_multiplier=self.noise_multiplier,
-            size=sum(total.numel() for total in sums),
-        )
-        return release.release(sums, randomness.stream("noise", step), divisor=self.settings.batch_size)
+            released = [total.div_(self.settings.batch_size) for total in sums]
+        else:
+            release = GridRelease(
+                sensitivity=self.engine.sensitivity,
+                noise_multiplier=self.noise_multiplier,
+                size=sum(total.numel() for total in sums),
+            )
+            released = release.release(sums, randomness.stream("noise", step), divisor=self.settings.batch_size)
+        if self.recorded is not None:
+            self.recorded()
+        return released
 
 
 class NotFiniteError(InvalidInputError):

@@ -27,6 +27,7 @@ from securesgd.clipping.rules.patches import joint_gradients, kept_gradients, me
 from securesgd.clipping.rules.pixel_gram import gram_cost, gram_squares
 
 CHUNK_ROWS = 16  # images unfolded at once: their patches stay in the shared cache
+CHUNK_PATCHES = 2**18  # numbers in patches of small images unfolded at once, if they are more than so many images
 DOUBLE = 3.0  # cost of float64 Gram matrices in float32 ones (measured)
 CHUNK_NUMBERS = 2**22  # of gradients computed again for the sum: 16 MB of float32
 
@@ -45,7 +46,9 @@ def convolution_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
 
 def _weight_gradient(call: LayerCall, geometry: Geometry, x: Tensor) -> ExampleGradient:
     g, copies, size = call.output_gradient, call.copies, call.module.get_parameter("weight").numel()
-    chunk = max(1, CHUNK_ROWS // copies)
+    taps = geometry.kernel[0] * geometry.kernel[1]
+    patches = taps * x.shape[1] // geometry.groups * max(1, g.shape[2] * g.shape[3])
+    chunk = max(1, max(CHUNK_ROWS, CHUNK_PATCHES // patches) // copies)
     product, gram = product_cost(x, g, geometry, copies), gram_cost(x, g, geometry, copies)
     if "weight" in call.keep or (call.may_keep("weight") and KEEPING * size <= min(gram, product)):
         scratch = None if "weight" in call.keep else call.scratch

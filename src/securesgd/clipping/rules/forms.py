@@ -296,6 +296,7 @@ class LayerCall:
     keep: frozenset[str]  # those whose gradients are added to another call's and so must be kept
     scratch: Scratch
     synthetic: bool = False  # the rows are not data: only then may their values decide how the model is run
+    statistics: tuple[Tensor, Tensor] | None = None  # of a `GroupNorm`: see `group_statistics`
 
     @property
     def input(self) -> Tensor:

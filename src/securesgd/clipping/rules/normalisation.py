@@ -1,9 +1,10 @@
 """Per-example gradients of `GroupNorm`, `LayerNorm` and `Scale`, which treat examples one by one."""
 
-__all__ = ["group_norm_gradients", "layer_norm_gradients", "scale_gradients"]
+__all__ = ["group_norm_gradients", "group_statistics", "layer_norm_gradients", "scale_gradients"]
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -13,16 +14,39 @@ from securesgd.models.noise_layer import Scale
 
 def group_norm_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
     """Return the per-example gradients of a `GroupNorm` layer's wanted parameters."""
-    layer = cast(nn.GroupNorm, call.module)
-    rows, channels = call.input.shape[:2]
-    g = call.output_gradient.reshape(rows, channels, -1)
+    layer, x, g = cast(nn.GroupNorm, call.module), call.input, call.output_gradient
     gradients: dict[str, ExampleGradient] = {}
-    if "weight" in call.wanted:
-        normal = functional.group_norm(call.input, layer.num_groups, eps=layer.eps).reshape(rows, channels, -1)
-        gradients["weight"] = Kept.from_gradients(_over_copies((g * normal).sum(dim=2), call))
+    sums = _over_pixels(g)
+    if "weight" in call.wanted and call.statistics is not None:
+        # sum_p g_p (x_p - mean) / std, as torch's own backward pass has it
+        mean, reciprocal = (s.repeat_interleave(x.shape[1] // layer.num_groups, dim=1) for s in call.statistics)
+        weight = torch.addcmul(_over_pixels(g * x), sums, mean, value=-1).mul_(reciprocal)
+        gradients["weight"] = Kept.from_gradients(_over_copies(weight, call))
+    elif "weight" in call.wanted:
+        normal = functional.group_norm(x, layer.num_groups, eps=layer.eps)
+        gradients["weight"] = Kept.from_gradients(_over_copies(_over_pixels(g * normal), call))
     if "bias" in call.wanted:
-        gradients["bias"] = Kept.from_gradients(_over_copies(g.sum(dim=2), call))
+        gradients["bias"] = Kept.from_gradients(_over_copies(sums, call))
     return gradients
+
+
+def group_statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return mean and 1 / std of each image and group, [rows, groups], that autograd keeps of a `GroupNorm`'s output.
+
+    None for another output, and where hooks on saved tensors are in force: a checkpoint gives each tensor once.
+    """
+    node = output.grad_fn
+    if node is None or node.name() != "NativeGroupNormBackward0":
+        return None
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return None
+    mean, reciprocal = node._saved_result1, node._saved_result2  # type: ignore[attr-defined]
+    return mean.detach(), reciprocal.detach()
+
+
+def _over_pixels(images: Tensor) -> Tensor:
+    """Return the sum over all pixels of each map, shape [images, maps]."""
+    return images.sum(dim=tuple(range(2, images.dim()))) if images.dim() > 2 else images
 
 
 def layer_norm_gradients(call: LayerCall) -> dict[str, ExampleGradient]:

@@ -4,6 +4,7 @@ __all__ = ["joint_gradients", "kept_gradients", "measured_gradients", "product_c
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from securesgd.clipping.rules.forms import Kept, Scratch
 from securesgd.clipping.rules.geometry import Geometry
 
 NARROW = 48  # taps × channels below which whole patches are cheaper than one product per kernel row (measured)
+MANY = 128  # positions from which one product per tap, without unfolding, is cheaper than one per kernel row (measured)
+FEW_TAPS = 9  # of a kernel for which that holds
 
 
 def product_cost(x: Tensor, g: Tensor, geometry: Geometry, copies: int) -> float:
@@ -53,7 +56,7 @@ def joint_gradients(x: Tensor, g: Tensor, geometry: Geometry, together: int, scr
 
     One product over the positions of all of them: faster than one each if an image has few. For one group of channels.
     """
-    layout = _Layout(False, 1, x.shape[1], g.shape[1], geometry.kernel)
+    layout = _Layout("rows", 1, x.shape[1], g.shape[1], geometry.kernel)
     raw = scratch.empty((layout.parts, -(-len(g) // together), *layout.shape), like=g)
     for place, images in enumerate(_chunks(len(g), together)):
         _row_by_row_together(raw[:, place, 0], x[images].permute(2, 0, 3, 1), g[images].permute(1, 2, 0, 3), geometry)
@@ -78,11 +81,12 @@ def _chunks(examples: int, chunk: int) -> Iterator[slice]:
 class _Layout:
     """How the gradients of one convolution lie in memory: [parts, images, groups, *matrix].
 
-    Narrow: one part, [channels · kernel rows · kernel columns, maps]: whole patches, best for few channels.
-    Otherwise: one part per kernel row, [maps, kernel columns · channels].
+    patches: one part, [channels · kernel rows · kernel columns, maps]: whole patches, best for few channels.
+    rows: one part per kernel row, [maps, kernel columns · channels].
+    taps: one part per kernel tap, [channels, maps].
     """
 
-    narrow: bool
+    kind: Literal["patches", "rows", "taps"]
     groups: int
     channels: int  # of one group
     maps: int  # of one group
@@ -91,28 +95,38 @@ class _Layout:
     @classmethod
     def choose(cls, x: Tensor, g: Tensor, geometry: Geometry) -> "_Layout":
         channels, maps = x.shape[1] // geometry.groups, g.shape[1] // geometry.groups
-        return cls(geometry.kernel[1] * channels < NARROW, geometry.groups, channels, maps, geometry.kernel)
+        kind: Literal["patches", "rows", "taps"] = "rows"
+        if geometry.kernel[1] * channels < NARROW:
+            kind = "patches"
+        elif geometry.stride == (1, 1) and x.shape[2:] == g.shape[2:]:  # else no tap is a mere shift
+            few = geometry.kernel[0] * geometry.kernel[1] <= FEW_TAPS
+            kind = "taps" if few and g.shape[2] * g.shape[3] >= MANY else "rows"
+        return cls(kind, geometry.groups, channels, maps, geometry.kernel)
 
     @property
     def parts(self) -> int:
-        return 1 if self.narrow else self.kernel[0]
+        kh, kw = self.kernel
+        return {"patches": 1, "rows": kh, "taps": kh * kw}[self.kind]
 
     @property
     def shape(self) -> tuple[int, int, int]:
         kh, kw = self.kernel
-        if self.narrow:
-            return self.groups, self.channels * kh * kw, self.maps
-        return self.groups, self.maps, kw * self.channels
+        if self.kind == "rows":
+            return self.groups, self.maps, kw * self.channels
+        return self.groups, self.channels * (kh * kw if self.kind == "patches" else 1), self.maps
 
     def fill(self, into: Tensor, x: Tensor, g: Tensor, geometry: Geometry) -> None:
         """Write the gradient of each image into `into`, shape [parts, images, *shape]."""
-        product = _from_patches if self.narrow else _row_by_row
+        product = {"patches": _from_patches, "rows": _row_by_row, "taps": _tap_by_tap}[self.kind]
         product(into.flatten(1, 2), _by_group(x, self.groups), _by_group(g, self.groups), geometry)
 
     def restore(self, stack: Tensor) -> Tensor:
         """Return a stack of this layout as [images, maps · groups, channels, kernel rows, kernel columns]."""
-        if self.narrow:
+        if self.kind == "patches":
             split = stack.view(-1, self.groups, self.channels, *self.kernel, self.maps).permute(0, 1, 5, 2, 3, 4)
+        elif self.kind == "taps":
+            shape = (*self.kernel, -1, self.groups, self.channels, self.maps)
+            split = stack.view(shape).permute(2, 3, 5, 4, 0, 1)
         else:
             shape = (self.parts, -1, self.groups, self.maps, self.kernel[1], self.channels)
             split = stack.view(shape).permute(1, 2, 3, 5, 0, 4)
@@ -162,6 +176,44 @@ def _row_by_row(into: Tensor, x: Tensor, g: Tensor, geometry: Geometry) -> None:
             unfolded[:, inputs].flatten(1, 2),
             out=into[tap],
         )
+
+
+def _tap_by_tap(into: Tensor, x: Tensor, g: Tensor, geometry: Geometry) -> None:
+    """Nothing is unfolded: under one tap, input and output are the same rows of numbers, one of them shifted.
+
+    Input and output have one size, and a stride of 1. With pixels in one line, output q meets pixel q + shift, unless
+    the columns of a tap lie beside the image, where the shift would end in a neighbouring row. The gradients of those
+    outputs are set to zero in a copy; columns to the right first, then those to the left, each tap one column more.
+    """
+    images, height, width, channels = x.shape
+    (kh, kw), (dh, dw), (top, left) = geometry.kernel, geometry.dilation, geometry.before
+    size = height * width
+    pixels, gradients = x.reshape(images, size, channels), g.reshape(images, size, -1)
+    copy = gradients.clone() if kw > 1 else gradients
+    columns = copy.view(g.shape)
+    shifts = {tap: tap * dw - left for tap in range(kw)}
+    right = max(0, *shifts.values()) if kw > 1 else 0
+    restored = False
+    for column_tap in sorted(shifts, key=lambda tap: (shifts[tap] < 0, abs(shifts[tap]))):
+        shift = shifts[column_tap]
+        if shift < 0 and not restored:
+            columns[:, :, max(0, width - right) :] = g[:, :, max(0, width - right) :]
+            restored = True
+        if shift:
+            beside = slice(max(0, width - shift), width) if shift > 0 else slice(0, min(width, -shift))
+            columns[:, :, beside] = 0
+        for row_tap in range(kh):
+            offset = (row_tap * dh - top) * width + shift
+            start, stop = max(0, -offset), min(size, size - offset)
+            part = into[row_tap * kw + column_tap]
+            if start >= stop:
+                part.zero_()
+                continue
+            torch.bmm(
+                pixels[:, start + offset : stop + offset].transpose(1, 2),
+                (copy if shift else gradients)[:, start:stop],
+                out=part,
+            )
 
 
 def _row_by_row_together(into: Tensor, x: Tensor, g: Tensor, geometry: Geometry) -> None:
