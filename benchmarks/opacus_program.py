@@ -2,10 +2,11 @@
 
     python benchmarks/opacus_program.py [--steps 60] [--repeats 3] [--program digits|mnist]
 
-`mnist` is the same with the paper's MNIST network on MNIST at batch 256. Prints one JSON record. Both train the same network from the same weights with the same sampling rate, noise multiplier,
-clipping norm and optimizer on the digits; steps of the two are timed in turns, so that a busy machine slows both. What
-is timed is a whole step: sample, gradients, clipping, noise, update; for this package also ledger and digests. time_ratio
-is in seconds, cpu_ratio in processor seconds, which other work on the machine moves less; both ours over Opacus's.
+Prints one JSON record. Both train the same network from the same weights with the same sampling rate, noise multiplier,
+clipping norm and optimizer on the digits; `mnist` is the same with the paper's MNIST network on MNIST at batch 256.
+Steps of the two are timed in turns, so that a busy machine slows both. What is timed is a whole step: sample,
+gradients, clipping, noise, update; for this package also ledger and digests. time_ratio is in seconds, cpu_ratio in
+processor seconds, which other work on the machine moves less; both are ours over Opacus's.
 """
 
 import argparse
