@@ -46,9 +46,10 @@ class AskedSteps:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="securesgd-asked")
         self._writing: Future[None] | None = None
 
-    def record(self, step: int, asked: str) -> None:
-        """Begin to write what step `step` is asked and gives; its result must not be seen before `wait` has returned.
+    def record(self, step: int, asked: str, *, wait: bool = False) -> str:
+        """Begin to write what step `step` is asked and gives, and return the chain with it; end it, too, if `wait`.
 
+        The result of the step must not be seen before `wait` has returned.
         Raises: InvalidInputError if it was something else before.
         """
         self.wait()
@@ -64,6 +65,9 @@ class AskedSteps:
         if before is None:
             self._digests[str(step)] = chain
             self._writing = self._writer.submit(self._write, {str(step): chain})
+        if wait:
+            self.wait()
+        return chain
 
     def wait(self) -> None:
         """Return when all that was recorded is on disk. Raises: OSError if it cannot be written."""

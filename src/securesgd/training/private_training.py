@@ -153,6 +153,7 @@ class PrivateTraining:
             if processes.is_first and not self._is_finish:
                 self._asked = AskedSteps(self._files.asked, self._randomness, state.step, chain)
                 self._cleanup.callback(self._asked.close)
+                self._step = replace(self._step, recorded=self._asked.wait)
             self._snapshot = state.snapshot()
 
     @property
@@ -261,9 +262,7 @@ class PrivateTraining:
         if self._one_off_release is not None and state.step == self._one_off_release.step:
             self._pay(lambda run: run.record_one_off_release(state.step))
             self._one_off_release.run(model, self._examples, self._randomness, processes)
-        step = self._step
-        if self._own_loop:
-            step = replace(step, noise_of=partial(self._noise_of, batch, loss), recorded=self._recorded)
+        step = replace(self._step, noise_of=partial(self._noise_of, batch, loss)) if self._own_loop else self._step
         if self._rng is not None:
             self._rng.restore()
         gradients, mean_loss = step.gradient_of(batch.inputs, batch.targets, state.step, loss)
@@ -323,17 +322,10 @@ class PrivateTraining:
 
         def record() -> str:
             assert self._asked is not None
-            self._asked.record(batch.step, f"{asked} {sums_digest(sums)}")
-            if self._processes.count > 1:
-                self._asked.wait()  # the other ranks have their own results in hand before this one has
-            return self._asked.chain
+            # other ranks wait for nothing afterwards
+            return self._asked.record(batch.step, f"{asked} {sums_digest(sums)}", wait=self._processes.count > 1)
 
         return self._randomness.bound_to(self._processes.on_first(record))
-
-    def _recorded(self) -> None:
-        """Return when what the step was asked is on disk, so that its result may be used."""
-        if self._asked is not None:
-            self._asked.wait()
 
     def _require_open(self) -> None:
         if os.getpid() != self._process:
@@ -358,10 +350,8 @@ class PrivateTraining:
         self._state.require_same_parameters()
         changed = None if self._snapshot is None else self._state.changed_since(self._snapshot)
         if changed is not None:
-            raise InvalidInputError(
-                f"{changed} was changed between two steps; valid: only step() changes model, optimizer and scheduler "
-                "(project= may move the weights after each step)"
-            )
+            valid = "only step() changes model, optimizer and scheduler (project= may move the weights after each step)"
+            raise InvalidInputError(f"{changed} was changed between two steps; valid: {valid}")
 
     def _stops(self, report: StepReport) -> bool:
         """Call `on_step` and return whether it ends the run. An interruption in it is one after the step."""
