@@ -209,6 +209,7 @@ MUTATIONS = {
     "imprecise layer not noticed": ("certificates/validate.py", "if not bool((seen <= allowed).all()):", "if False:", "certificates/test_rounding.py -k less_precise"),
     "half precision certified": ("certificates/validate.py", "and tensor.dtype not in kinds:", "and False:", "certificates/test_rounding.py -k half_precision"),
     "products in a shorter type not noticed": ("runtime/machine.py", 'if value not in ("none", "ieee"):', "if False:", "runtime/test_precision.py"),
+    "result used before its record is on disk": ("training/step.py", "            self.recorded()", "            pass", "training/test_own_loop.py -k no_result_is_used"),
     "autocast not noticed": ("runtime/machine.py", "if torch.is_autocast_enabled(device):", "if False:", "certificates/test_rounding.py -k half_precision"),
     "known seed for inputs from outside": ("certificates/record.py", "seed: int | None = None", "seed: int | None = 0", "certificates/test_verify.py -k fresh"),
     "fresh noise that anybody knows": ("certificates/votes.py", "return cls(secrets.randbits(128))", "seed = 0", "certificates/test_verify.py -k knows_the_seed"),
