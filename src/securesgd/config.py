@@ -219,7 +219,13 @@ def run_config(
         public = changes.get(f"training.{name}", _table(given, "training").get(name))
         if public is not None:
             examples = public if name == "population" and isinstance(public, int) and public > 0 else None
-    values = preset(dataset, method_name, examples=examples, input_shape=shape)
+    norm = changes.get("robustness.norm", _table(given, "robustness").get("norm", "linf"))
+    values = preset(dataset, method_name, norm=str(norm), examples=examples, input_shape=shape)
+    if changes.get("network", given.get("network", values["network"])) != values["network"]:
+        values["training"].pop("kept_copies", None)  # of the preset's network, which has a fixed front end
+    named = {*_table(given, "robustness"), *(name.removeprefix("robustness.") for name in changes)}
+    if named & {"robust_epsilon", "robust_delta", "attack_size"}:
+        values.get("robustness", {}).pop("unit", None)  # the preset's noise gives way to the one that is described
     for source in (given, {"dataset": dataset, "method": method_name}):
         for name, value in source.items():
             if isinstance(value, dict):

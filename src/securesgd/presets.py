@@ -26,16 +26,44 @@ _DPSGD: dict[str, dict[str, Any]] = {
         "training": {"epsilon": 3.0, "delta": 1e-5, "batch_size": 2048, "steps": 1172, "learning_rate": 4.0},
     },
     "cifar10": {
-        "network": "cifar-cnn",
-        "training": {"epsilon": 8.0, "delta": 1e-5, "batch_size": 1024, "steps": 1000, "learning_rate": 1.0},
+        "network": "scatter-linear",
+        "training": {
+            "epsilon": 8.0,
+            "delta": 1e-5,
+            "batch_size": 8192,
+            "steps": 350,
+            "learning_rate": 4.0,
+            "kept_copies": True,
+        },
     },
 }
-# With noise in the first layer: what differs. Larger batches; on few images several noisy copies of each.
-_NOISY: dict[str, dict[str, Any]] = {
-    "digits": {"training": {"batch_size": 512, "copies": 4}},
+# With noise: what differs, by the norm of the radii. Several noisy copies of each image are averaged before clipping;
+# large batches, and an average over the last steps. Where the smallest noise decides (l2 and l1), r is uniform.
+_UNIFORM: dict[str, Any] = {"redistribution": "uniform", "start": "uniform"}
+_COPIES: dict[str, Any] = {
+    "batch_size": 2048, "micro_batch": 512, "steps": 600, "learning_rate": 2.0, "ema_decay": 0.95, "copies": 4,
+}  # fmt: skip
+_NOISY: dict[str, dict[str, dict[str, Any]]] = {
+    "digits": {
+        "linf": {"training": {"batch_size": 512, "copies": 4}},
+        "l2": {"training": {"batch_size": 512, "copies": 4}, "robustness": _UNIFORM | {"unit": 0.4}},
+    },
     "mnist": {
-        "training": {"batch_size": 1024, "micro_batch": 512, "steps": 703, "learning_rate": 1.0, "copies": 1},
-        "robustness": {"attack_size": 0.066},
+        "linf": {"training": _COPIES, "robustness": {"attack_size": 0.066}},
+        "l2": {"training": _COPIES, "robustness": _UNIFORM | {"unit": 0.5}},
+    },
+    "cifar10": {
+        "linf": {  # with r learned, noise and features change in every step
+            "network": "cifar-cnn",
+            "training": {
+                "batch_size": 1024,
+                "steps": 1000,
+                "learning_rate": 1.0,
+                "copies": 2,
+                "kept_copies": False,
+            },
+        },
+        "l2": {"training": {"copies": 4}, "robustness": _UNIFORM | {"unit": 0.25}},
     },
 }
 _NOISY["fashion-mnist"] = _NOISY["mnist"]
@@ -110,14 +138,19 @@ def fit_delta(examples: int) -> float:
 
 
 def preset(
-    dataset: str, method_name: str, *, examples: int | None = None, input_shape: tuple[int, ...] | None = None
+    dataset: str,
+    method_name: str,
+    *,
+    norm: str = "linf",
+    examples: int | None = None,
+    input_shape: tuple[int, ...] | None = None,
 ) -> dict[str, Any]:
-    """Return nested settings to start from: those of the data set, or else of its size and shape.
+    """Return nested settings to start from: those of the data set, method and norm, or else of its size and shape.
 
     `examples` is a *public* number: that of the training examples, or of the population they are a part of. A data set
     without a row here, and without these, starts from small and quick settings.
     """
-    values = _preset(dataset, method_name)
+    values = _preset(dataset, method_name, "linf" if norm == "linf" else "l2")
     if dataset in _DPSGD:
         return values
     if input_shape is not None:
@@ -136,7 +169,7 @@ def _fit_network(input_shape: tuple[int, ...], chosen: str) -> str:
     return chosen if chosen == "interval-cnn" or min(input_shape[1:]) < 16 else "tanh-cnn"
 
 
-def _preset(dataset: str, method_name: str) -> dict[str, Any]:
+def _preset(dataset: str, method_name: str, norm: str) -> dict[str, Any]:
     """Return the settings of a data set; of one without a row, those for small images."""
     chosen = method(method_name)
     if chosen.adlm:
@@ -154,8 +187,9 @@ def _preset(dataset: str, method_name: str) -> dict[str, Any]:
     values = copy.deepcopy(_DPSGD.get(dataset, _DPSGD[_OWN]))
     values["training"] |= {"momentum": 0.9, "max_grad_norm": 0.1}
     if chosen.noisy:
-        changes = copy.deepcopy(_NOISY.get(dataset, {}))
-        values["training"] |= {"copies": 2} | changes.get("training", {})
+        changes = copy.deepcopy(_NOISY.get(dataset, _NOISY[_OWN])[norm])
+        values["network"] = changes.get("network", values["network"])
+        values["training"] |= changes["training"]
         values["robustness"] = {"start": "prior", "place": "input"} | changes.get("robustness", {})
         if chosen.mechanism == "classic":
             values["robustness"]["robust_epsilon"] = 1.0

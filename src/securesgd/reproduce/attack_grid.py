@@ -137,7 +137,7 @@ def measure_cell(cell: Cell, work: Path) -> list[Row]:
 
 def training_settings(cell: Cell) -> dict[str, Any]:
     """Return the settings that the model of a cell is trained with."""
-    settings = {name: cell[name] for name in _TRAINING if cell[name] is not None}
+    settings = {name: cell[name] for name in _TRAINING if cell[name] is not None} | {"ema_decay": 0.0}
     return settings if cell["way"] is None else settings | WAYS[cell["way"]] | {"norm": "linf"}
 
 

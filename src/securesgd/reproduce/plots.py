@@ -1,6 +1,14 @@
 """Plots of the experiments against epsilon and radius, and what all of them share: one style per line, one band."""
 
-__all__ = ["accuracy_figure", "line_styles", "mean_and_band", "noise_scale_figure", "tidy_axes", "ways_figure"]
+__all__ = [
+    "accuracy_figure",
+    "leaderboard_figure",
+    "line_styles",
+    "mean_and_band",
+    "noise_scale_figure",
+    "tidy_axes",
+    "ways_figure",
+]
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
@@ -141,4 +149,36 @@ def ways_figure(rows: Sequence[Row], path: Path) -> None:
     axes.title.set_fontsize(10)
     tidy_axes(axes)
     axes.legend(title="r", framealpha=1, edgecolor="none", fontsize=8)
+    write_picture(figure, path)
+
+
+def leaderboard_figure(
+    summaries: Sequence[Row], published: Mapping[tuple[Any, ...], Mapping[str, float]], path: Path
+) -> None:
+    """Draw each mean over the seeds with the range of the seeds, and beside it the published number if there is one.
+
+    A line is one measure of one model; measures are the columns `…_mean` of the summaries that are not 0.
+    """
+    points = []
+    for row in summaries:
+        known = published.get((row["dataset"], row["method"], row["norm"] or None), {})
+        noise = f", noise {row['unit']:g}" if row["unit"] else ""
+        for column in (name.removesuffix("_mean") for name in row if name.endswith("_mean")):
+            if row[f"{column}_mean"]:
+                words = column.replace("_", " ")
+                label = f"{row['dataset']}, ε = {row['epsilon']:g}{noise}: {words} ({row['seeds']:g} seeds)"
+                points.append((label, [row[f"{column}_{end}"] for end in ("mean", "min", "max")], known.get(column)))
+    figure = Figure(figsize=(8, 0.6 + 0.22 * len(points)), layout="constrained")
+    axes = figure.subplots()
+    for place, (_, (middle, low, high), other) in enumerate(points):
+        axes.plot([low, high], [place, place], color=_BLUE[0], linewidth=2)
+        axes.plot([middle], [place], "o", color=_BLUE[0], label="ours" if place == 0 else None)
+        if other is not None:
+            axes.plot([other], [place], "D", color=_ORANGE[0], fillstyle="none")
+    axes.plot([], [], "D", color=_ORANGE[0], fillstyle="none", label="best published, over all sizes of noise")
+    axes.set_yticks(range(len(points)), [label for label, *_ in points], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("share of test images, or mean radius")
+    tidy_axes(axes)
+    axes.legend(fontsize=8, framealpha=1, edgecolor="none")
     write_picture(figure, path)

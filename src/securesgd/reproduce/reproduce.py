@@ -22,6 +22,7 @@ from securesgd.reproduce.audit import AUDIT
 from securesgd.reproduce.figures import FIG1, FIG2, FIG3, FIG4, FIG5
 from securesgd.reproduce.grid import Cell, Experiment, cell_rows, fill_grid, open_cells
 from securesgd.reproduce.interval import INTERVAL
+from securesgd.reproduce.leaderboard import LEADERBOARD
 from securesgd.reproduce.redistribution import CERTIFIED, REDISTRIBUTION
 from securesgd.reproduce.tables import ADLM, ATTACKS, PAPER_NETWORK
 from securesgd.runtime.machine import environment
@@ -40,6 +41,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "adlm": ADLM,
     "interval": INTERVAL,
     "audit": AUDIT,
+    "leaderboard": LEADERBOARD,
 }
 """By name: a row here is an experiment that can be reproduced."""
 FIGURES = ("fig1", "fig2", "fig3", "fig4", "fig5")

@@ -59,7 +59,7 @@ def _network_cells(profile: str) -> list[Cell]:
 def measure_network(cell: Cell, work: Path) -> list[Row]:
     """Train the model of a cell and return its row."""
     method, epsilon, seed = cell["method"], cell["epsilon"], cell["seed"]
-    settings = {"network": cell["network"], "epsilon": epsilon, "micro_batch": 256}
+    settings = {"network": cell["network"], "epsilon": epsilon, "micro_batch": 256, "ema_decay": 0.0}
     settings |= _NETWORK_TRAINING[epsilon] | _NETWORK_METHODS[method]
     return [accuracy_row(cell, work / f"{method}-{epsilon:g}-{seed}", settings)]
 

@@ -1,0 +1,115 @@
+"""The presets against published numbers: accuracy under DP-SGD, and certified accuracy by smoothing, seed by seed.
+
+Every cell is what `securesgd train --dataset … --method …` gives by itself: the preset of the data set, the method and
+the norm of the radii, at the privacy budget and the noise that the published number has. Accuracy is on the full test
+set; certificates are of its first images.
+"""
+
+__all__ = ["LEADERBOARD", "PUBLISHED"]
+
+from pathlib import Path
+from typing import Any
+
+from securesgd.reproduce.gains import seed_summary
+from securesgd.reproduce.grid import Cell, Experiment, Row
+from securesgd.reproduce.models import cell_model, train_command
+from securesgd.reproduce.plots import leaderboard_figure
+from securesgd.runtime.tables import write_rows
+
+_RADII = {"linf": (0.02, 0.04, 0.06, 0.08, 0.10), "l2": (0.25, 0.5, 0.75, 1.0, 1.5)}
+_COMPARED = tuple(f"{norm}_{radius:g}" for norm, radii in _RADII.items() for radius in radii)
+_PROFILES: dict[str, dict[str, Any]] = {
+    "quick": {"seeds": (0,), "examples": 200, "draws": 1_000},
+    "paper": {"seeds": (0, 1, 2), "examples": 1_000, "draws": 10_000},
+}
+_MODELS: tuple[tuple[str, str, str | None, float | None, float], ...] = (
+    ("mnist", "secure-sgd", "linf", None, 3.0),
+    ("mnist", "secure-sgd", "l2", 0.5, 2.9),
+    ("cifar10", "dpsgd", None, None, 3.0),
+    ("fashion-mnist", "secure-sgd", "l2", 0.5, 2.9),
+    ("cifar10", "secure-sgd", "l2", 0.25, 8.0),
+    ("mnist", "secure-sgd", "l2", 1.0, 2.9),
+    ("fashion-mnist", "secure-sgd", "l2", 1.0, 2.9),
+    ("mnist", "dpsgd", None, None, 3.0),
+    ("fashion-mnist", "dpsgd", None, None, 3.0),
+)
+"""Data set, method, norm, noise (one standard deviation in that norm; None: the preset's) and epsilon."""
+PUBLISHED: dict[tuple[str, str, str | None], dict[str, float]] = {
+    ("mnist", "secure-sgd", "l2"): {"l2_0.5": 0.933, "l2_1": 0.813, "average_certified_radius": 1.354},
+    ("fashion-mnist", "secure-sgd", "l2"): {"l2_0.5": 0.690, "average_certified_radius": 1.185},
+    ("mnist", "dpsgd", None): {"test_accuracy": 0.987},
+    ("fashion-mnist", "dpsgd", None): {"test_accuracy": 0.897},
+    ("cifar10", "dpsgd", None): {"test_accuracy": 0.693},
+}
+"""The best published numbers at these budgets, each over all noise sizes: DP-CERT (its notebooks, N = 10,000, alpha =
+0.001, full test set) for certificates, Tramèr and Boneh 2021 for accuracy. None is published for l_inf or CIFAR-10 from
+scratch."""
+
+
+def _cells(profile: str) -> list[Cell]:
+    """Return the grid: seed × model, the first seed of all models first."""
+    size = _PROFILES[profile]
+    return [
+        {
+            "dataset": dataset, "method": method, "norm": norm, "unit": unit, "epsilon": epsilon, "seed": seed,
+            "examples": size["examples"], "draws": size["draws"],
+        }
+        for seed in size["seeds"]
+        for dataset, method, norm, unit, epsilon in _MODELS
+    ]  # fmt: skip
+
+
+def measure_leaderboard(cell: Cell, work: Path) -> list[Row]:
+    """Train the model of a cell by its preset, certify its predictions if it has noise, and return its row."""
+    settings = {name: cell[name] for name in ("norm", "unit", "epsilon") if cell[name] is not None}
+    words = [cell["dataset"], cell["method"], cell["norm"], cell["unit"], cell["seed"]]
+    folder = work / "-".join(str(word) for word in words if word is not None)
+    run = cell_model(cell["dataset"], cell["method"], folder, settings, cell["seed"])
+    training = run.config.training
+    return [
+        {
+            **cell,
+            "network": run.config.network,
+            "epsilon_spent": run.privacy.accounted_epsilon,
+            "delta": run.privacy.delta,
+            **{name: getattr(training, name) for name in ("batch_size", "steps", "copies")},
+            "test_accuracy": run.test_accuracy,
+            "test_images": run.test_images,
+            **_certified(run, cell),
+            "command": train_command(cell["dataset"], cell["method"], settings, cell["seed"]),
+        }
+    ]
+
+
+def _certified(run: Any, cell: Cell) -> dict[str, Any]:
+    """Return the smoothed and certified accuracies of a model, empty for one without noise."""
+    from securesgd.certificates.certify import certify
+    from securesgd.certificates.record import CertifySettings
+
+    names = ("smoothed_accuracy", *_COMPARED, "average_certified_radius")
+    if cell["norm"] is None:
+        return dict.fromkeys(names)
+    settings = CertifySettings(norm=cell["norm"], draws=cell["draws"], failure_prob=0.001, seed=0)
+    targets = run.data.test_targets[: cell["examples"]].numpy()
+    certificates = certify(run.model, run.data.test_inputs[: cell["examples"]], settings)
+    right, radius = (certificates.prediction == targets) & ~certificates.abstained, certificates.radius["tight"]
+    shares = {
+        f"{cell['norm']}_{proven:g}": float((right & (radius >= proven)).mean()) for proven in _RADII[cell["norm"]]
+    }
+    values = {"smoothed_accuracy": float(right.mean()), "average_certified_radius": float((right * radius).mean())}
+    return dict.fromkeys(names) | shares | values
+
+
+def _draw(rows: list[Row], path: Path) -> None:
+    """Draw the figure, and write the means over the seeds into `summary.csv` beside it."""
+    by, values = (
+        ["dataset", "method", "norm", "unit", "epsilon"],
+        ["test_accuracy", *_COMPARED, "average_certified_radius"],
+    )
+    measured = [row | {name: row[name] or 0.0 for name in values} for row in rows]
+    summaries = seed_summary(measured, by, values)
+    leaderboard_figure(summaries, PUBLISHED, path)
+    write_rows(path.with_name("summary.csv"), summaries)
+
+
+LEADERBOARD = Experiment(cells=_cells, measure=measure_leaderboard, draw=_draw, minutes={"quick": 15, "paper": 25})
