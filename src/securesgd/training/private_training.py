@@ -21,6 +21,7 @@ from securesgd.clipping.losses import Loss
 from securesgd.clipping.rules.forms import MOST_EXAMPLES
 from securesgd.errors import InvalidInputError
 from securesgd.models.interval_network import IntervalNetwork
+from securesgd.runtime.machine import compute_threads
 from securesgd.runtime.processes import Processes
 from securesgd.runtime.random_state import RandomState
 from securesgd.runtime.randomness import Randomness
@@ -29,11 +30,12 @@ from securesgd.runtime.tensors import Checkpoint
 from securesgd.training.accounted_run import AccountedRun
 from securesgd.training.asked_steps import AskedSteps, asked_digest, sums_digest
 from securesgd.training.batch import Batch
-from securesgd.training.examples import as_examples, check_examples, check_loss, data_digest
+from securesgd.training.examples import StoredExamples, as_examples, check_examples, check_loss, data_digest
 from securesgd.training.fingerprint import ResumeFingerprint
 from securesgd.training.interrupt import StopSignals, TrainingInterrupted
 from securesgd.training.one_off_release import OneOffRelease
 from securesgd.training.optimizer import OwnOptimizer, OwnScheduler
+from securesgd.training.read_ahead import ReadAhead
 from securesgd.training.result import StepReport, TrainingResult, load_finished
 from securesgd.training.settings import TrainingSettings
 from securesgd.training.state import Snapshot, TrainingState, projection, weights
@@ -131,15 +133,21 @@ class PrivateTraining:
             self._cleanup.callback(note_training, self.model, digest, run.begin)
             self._cleanup.callback(run.ledger.close)
             if not self._is_finish:
-                run.require_device(fingerprint.device)
+                run.require_machine(fingerprint.machine())
             return run.randomness, run.begin, self._on_step is not None, run.ledger.epsilon
 
         self._cleanup.enter_context(open_training(self.model, self._files.path))
         self._randomness, begin, self._reports, self._paid = processes.on_first(open_run)
+        threads = int(begin.record.get("threads", torch.get_num_threads()))
+        self._cleanup.enter_context(compute_threads(threads))
         state.load(begin.tensors, begin.record)
         loss = self._loss or per_example_cross_entropy
         rate, noise = float(begin.record["sampling_rate"]), float(begin.record["noise_multiplier"])
         self._step = Step(self._engine, self._examples, loss, settings, rate, noise, self._randomness, processes)
+        if isinstance(self._examples, StoredExamples):  # a Dataset may draw from the generator of the step, in its turn
+            ahead = ReadAhead(self._step.read, settings.steps)
+            self._cleanup.callback(ahead.close)
+            self._step = replace(self._step, ahead=ahead)
         if self._is_finish and state.step == 0:
             raise InvalidInputError(
                 f"{self._files.path} has no step in its checkpoint yet, so nothing to finish; resume it"

@@ -16,6 +16,7 @@ from securesgd.runtime.grid_release import GridRelease
 from securesgd.runtime.processes import Processes
 from securesgd.runtime.randomness import Randomness
 from securesgd.training.examples import Examples
+from securesgd.training.read_ahead import ReadAhead
 from securesgd.training.settings import TrainingSettings
 
 
@@ -33,6 +34,8 @@ class Step:
     processes: Processes
     noise_of: Callable[[Sequence[Tensor]], Randomness] | None = None
     """Where the noise of these sums comes from, if not from `randomness`; called before anything is released."""
+    ahead: ReadAhead[tuple[Tensor, Tensor, int]] | None = None
+    """Begins to `read` the next step when one is drawn; for examples on disk."""
 
     def gradient(self, step: int) -> tuple[dict[str, Tensor], int, float]:
         """Return (gradients, batch size, mean loss) of step `step`; the gradients alone are private.
@@ -50,10 +53,14 @@ class Step:
         Torch's generator is seeded for the step: random augmentations and the draws of the model come from it.
         """
         processes = self.processes
-        sample = self.randomness.poisson_sample(step, len(self.examples), self.sampling_rate)
         self.randomness.seed_model(step * processes.count + processes.rank)
-        share = sample[processes.rank :: processes.count]
-        return *processes.together(lambda: self.examples.batch(share)), len(sample)
+        read = self.read if self.ahead is None else self.ahead.take
+        return processes.together(lambda: read(step))
+
+    def read(self, step: int) -> tuple[Tensor, Tensor, int]:
+        """Return what `draw` does, without a word to the other processes and without seeding torch's generator."""
+        sample = self.randomness.poisson_sample(step, len(self.examples), self.sampling_rate)
+        return *self.examples.batch(sample[self.processes.rank :: self.processes.count]), len(sample)
 
     def gradient_of(
         self, inputs: Tensor, targets: Tensor, step: int, loss: Loss | None = None
