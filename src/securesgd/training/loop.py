@@ -40,14 +40,9 @@ def train(
 
     Guarantee: the weights in `folder` and in `model`, at every moment of the run and after a crash, are covered by the
     (epsilon, delta) of `folder/ledger.jsonl` for the adjacency it names, in floating point as in exact arithmetic
-<<<<<<< HEAD
-    (docs/reference/noise.md has the proof and its assumptions). A run that was interrupted and resumed on as many
-    threads ends with the same bits as one that was not. A run with a `noise_seed` guarantees nothing, and says so.
-=======
-    (docs/noise.md has the proof and its assumptions). A run that was interrupted and resumed ends with the same bits as
-    one that was not: it is computed on as many threads as it was started on. A run with a `noise_seed` guarantees
-    nothing, and its statement says so.
->>>>>>> d86c534 (Examples on disk are read a step ahead; a run is resumed on its own threads; tables from disk; --device of audit, check and plan)
+    (docs/reference/noise.md has the proof and its assumptions). A run that was interrupted and resumed ends with the
+    same bits as one that was not: it is computed on as many threads as it was started on. A run with a `noise_seed`
+    guarantees nothing, and its statement says so.
     Assumes: `loss` gives one loss per example and reads no other; the initial weights do not depend on `data`; the
     number of examples is public unless the settings give a sampling rate or population; what `on_step` receives is not
     published. When a run ends early, by `on_step` or `finish`, is decided by something that does not depend on `data`:
