@@ -187,7 +187,7 @@ def test_progress_is_plain_lines_when_it_is_no_terminal(monkeypatch, capsys):
         "step 5/100 epsilon 0.05 (5 %, about 16 min left)",
         "step 8/100 epsilon 0.08 (8 %, about 15 min left)",
     ]
-    assert progress_lines(monkeypatch, capsys, 61.0)[1] == "step 2/100 epsilon 0.02 (2 %, about 100 min left)"
+    assert progress_lines(monkeypatch, capsys, 20.0)[1] == "step 4/100 epsilon 0.04 (4 %, about 32 min left)"
     assert len(progress_lines(monkeypatch, capsys, 60.0)) == 100
     assert not progress_lines(monkeypatch, capsys, 0.01)  # over within two seconds
     assert not progress_lines(monkeypatch, capsys, 1.0, rank="1")

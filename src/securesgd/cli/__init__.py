@@ -95,8 +95,9 @@ def _stop(stopped: list[int]) -> None:
 
 
 def _say(words: str) -> None:
-    """Print words on standard error; if several processes have the same to say, one of them does."""
+    """Print the last words on standard error; if several processes have the same to say, one of them does."""
     if _is_one_of_several():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends by itself; torchrun would break into its last lines
         from securesgd.runtime.processes import first_to_say
 
         if not first_to_say(words):

@@ -92,8 +92,7 @@ class PrivateTraining:
         self._snapshot: Snapshot | None = None
         self._asked: AskedSteps | None = None
         """On rank 0, if the loop is the caller's."""
-        self._own_loop = loss is None
-        self._loss_checked = not self._own_loop
+        self._own_loop, self._loss_checked = loss is None, loss is not None
         labelled = loss is per_example_cross_entropy or isinstance(model, IntervalNetwork)
         check_examples(self._examples, model, labelled=labelled)
         if loss is not None:
@@ -138,16 +137,14 @@ class PrivateTraining:
 
         self._cleanup.enter_context(open_training(self.model, self._files.path))
         self._randomness, begin, self._reports, self._paid = processes.on_first(open_run)
-        threads = int(begin.record.get("threads", torch.get_num_threads()))
-        self._cleanup.enter_context(compute_threads(threads))
+        self._cleanup.enter_context(compute_threads(int(begin.record.get("threads", torch.get_num_threads()))))
         state.load(begin.tensors, begin.record)
         loss = self._loss or per_example_cross_entropy
         rate, noise = float(begin.record["sampling_rate"]), float(begin.record["noise_multiplier"])
         self._step = Step(self._engine, self._examples, loss, settings, rate, noise, self._randomness, processes)
         if isinstance(self._examples, StoredExamples):  # a Dataset may draw from the generator of the step, in its turn
-            ahead = ReadAhead(self._step.read, settings.steps)
+            self._step = replace(self._step, ahead=(ahead := ReadAhead(self._step.read, settings.steps)))
             self._cleanup.callback(ahead.close)
-            self._step = replace(self._step, ahead=ahead)
         if self._is_finish and state.step == 0:
             raise InvalidInputError(
                 f"{self._files.path} has no step in its checkpoint yet, so nothing to finish; resume it"
@@ -172,9 +169,7 @@ class PrivateTraining:
     @property
     def epsilon(self) -> float:
         """What the ledger counts so far: all steps that were reserved, up to a block more than ran."""
-        if self._result is not None:
-            return self._result.statement.accounted_epsilon
-        return self._paid
+        return self._paid if self._result is None else self._result.statement.accounted_epsilon
 
     @property
     def noise_multiplier(self) -> float:
