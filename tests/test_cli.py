@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
+from securesgd.cli import app
 from securesgd.cli.certify import _progress as certifying
 from securesgd.cli.progress import progress_bar
 from securesgd.presets import preset
@@ -175,12 +177,33 @@ def test_the_speed_of_a_certification_is_shown_once_it_is_known(monkeypatch, cap
 def test_progress_is_plain_lines_when_it_is_no_terminal(monkeypatch, capsys):
     lines = progress_lines(monkeypatch, capsys, 1.0)
     assert lines == [  # after two seconds, then every half a minute
-        "step 2/100 epsilon 0.02 (2 %, about 98 s left)", "step 32/100 epsilon 0.32 (32 %, about 68 s left)",
+        "step 2/100 epsilon 0.02 (2 %)", "step 32/100 epsilon 0.32 (32 %, about 68 s left)",
         "step 62/100 epsilon 0.62 (62 %, about 38 s left)", "step 92/100 epsilon 0.92 (92 %, about 8 s left)",
     ]  # fmt: skip
     slow = progress_lines(monkeypatch, capsys, 10.0)
     assert len(slow) == 33
-    assert slow[0] == "step 2/100 epsilon 0.02 (2 %, about 16 min left)"  # the first with a time that remains
+    assert slow[0] == "step 2/100 epsilon 0.02 (2 %)"  # the first with a time that remains, which is a guess yet
+    assert slow[1:3] == [
+        "step 5/100 epsilon 0.05 (5 %, about 16 min left)",
+        "step 8/100 epsilon 0.08 (8 %, about 15 min left)",
+    ]
+    assert progress_lines(monkeypatch, capsys, 20.0)[1] == "step 4/100 epsilon 0.04 (4 %, about 32 min left)"
     assert len(progress_lines(monkeypatch, capsys, 60.0)) == 100
     assert not progress_lines(monkeypatch, capsys, 0.01)  # over within two seconds
     assert not progress_lines(monkeypatch, capsys, 1.0, rank="1")
+
+
+COMPUTES_ELSEWHERE = {
+    "config": "writes settings", "noise": "arithmetic", "data": "reads data", "report": "reads records",
+    "statement": "reads the ledger", "sign": "reads files", "export": "writes the network for another program",
+    "reproduce": "its rows are of the CPU, one process each", "demo": "made for a machine without a GPU",
+}  # fmt: skip
+"""Commands without a network to be computed, or that compute on the CPU by intent."""
+
+
+def test_every_command_that_computes_takes_a_device():
+    commands = typer.main.get_command(app).commands
+    without = {
+        name for name, command in commands.items() if "--device" not in [o for p in command.params for o in p.opts]
+    }
+    assert without == set(COMPUTES_ELSEWHERE)

@@ -67,6 +67,7 @@ KNOWN_TORCH: set[str] = set()
 LONGEST, SHORTEST = 400, 40
 KNOWN_LONG: set[str] = set()
 SHORT = {
+    "training/read_ahead.py": "reading a step ahead, which is about threads and not about examples",
     "__main__.py": "`python -m securesgd` is the command line and nothing else",
     "cli/export.py": "a command is an edge",
     "cli/sign.py": "a command is an edge",

@@ -32,8 +32,8 @@ class PrivateTraining:
 
     Guarantee: that of `train`: the weights are (epsilon, delta)-differentially private for `data` at every moment and
     after a crash, at the epsilon of the ledger in `out`, which counts a step before it is computed. Interrupted and
-    resumed with the same code on as many threads, the run ends with the same bits; a step that is run again with other
-    inputs, another loss or other clipped sums, whatever made them other, is refused, and would have other noise.
+    resumed with the same code, the run ends with the same bits; a step that is run again with other inputs, another
+    loss or other clipped sums, whatever made them other, is refused, and would have other noise.
     Assumes: as `train`. What the loop does to a batch, it does to each row by itself (`Batch.replace`). What a batch
     and a `StepReport` show is private, and whether the run is ended early, and the choice of losses, do not depend on
     it: a choice by released weights is covered by epsilon, one by losses or examples is not. The loss treats examples

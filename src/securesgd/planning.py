@@ -20,6 +20,7 @@ from securesgd.methods import method
 from securesgd.models.interval_network import IntervalNetwork
 from securesgd.privacy.accounting import epsilon_spent
 from securesgd.privacy.events import SampledGaussianSteps
+from securesgd.runtime.machine import torch_device
 from securesgd.training.accounted_run import noise_multiplier_of
 from securesgd.training.loop import per_example_cross_entropy, train
 from securesgd.training.settings import TrainingSettings
@@ -103,6 +104,7 @@ def plan_run(
     batch_sizes: Sequence[int] = (),
     steps: Sequence[int] = (),
     timed: bool = True,
+    device: str | None = None,
     on_progress: Callable[[str, float], None] | None = None,
 ) -> Plan:
     """Return what the budget of a configuration buys for so many examples: a row per batch size and number of steps.
@@ -112,9 +114,9 @@ def plan_run(
     Raises: InvalidInputError for a method without privacy, no epsilon, or batches larger than the data; PrivacyError.
 
     Without `batch_sizes` and `steps`, those of the configuration and some on either side. Minutes are of a few steps
-    with random data at the smallest and the largest batch, and of the calibration and accounting of each row.
+    with random data at the smallest and the largest batch on `device`, and of calibration and accounting of each row.
     """
-    training = config.training
+    training, place = config.training, torch_device(device)
     if not method(config.method).private or training.epsilon is None:
         raise InvalidInputError(f"method is {config.method} with epsilon {training.epsilon}; valid: a private method")
     validate_count("examples", examples, at_least=2)
@@ -133,7 +135,8 @@ def plan_run(
         measured = []
         for number, batch in enumerate(ends):
             _report(on_progress, f"timing steps of {batch}", 0.5 * number / len(ends))
-            measured.append(measured_seconds(config, replace(training, batch_size=batch), input_shape, classes))
+            settings = replace(training, batch_size=batch)
+            measured.append(measured_seconds(config, settings, input_shape, classes, place))
         seconds = {b: float(np.interp(b, ends, measured)) for b in batches}
     rows = []
     for number, cell in enumerate(cells):
@@ -168,10 +171,14 @@ def plan_run(
 
 
 def measured_seconds(
-    config: RunConfig, training: TrainingSettings, input_shape: tuple[int, ...], classes: int
+    config: RunConfig,
+    training: TrainingSettings,
+    input_shape: tuple[int, ...],
+    classes: int,
+    device: torch.device | None = None,
 ) -> float:
     """Return the seconds that one step of training takes on this machine: the mean of a few with random data."""
-    model = build_model(config, input_shape, classes)
+    model = build_model(config, input_shape, classes).to(device)
     generator = torch.Generator().manual_seed(0)
     count = 2 * training.batch_size
     inputs = torch.rand(count, *input_shape, generator=generator)

@@ -20,6 +20,7 @@ from securesgd.run import Run, load_run
 from securesgd.run_data import load_other_data, load_run_data
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.import_path import is_import_path
+from securesgd.runtime.machine import torch_device
 from securesgd.training.examples import tensors_of
 
 
@@ -30,6 +31,7 @@ def check_run(
     dataset: str | None = None,
     examples: int | None = DEFAULT_EXAMPLES,
     public_key: str | Path | None = None,
+    device: str | None = None,
 ) -> CheckResult:
     """Recompute what a run folder claims, from what each claim rests on, and return a line for each.
 
@@ -39,16 +41,17 @@ def check_run(
 
     `network` is needed if it is not a built-in one, as in `load_run`; `dataset` says where the run's own data are, if
     not where they were. `examples` certificates of each norm, chosen at random (None: all), are computed again.
-    `public_key` is the file of the key that must have signed the folder.
+    `public_key` is the file of the key that must have signed the folder; `device` is where the network is put.
     """
     folder = Path(path)
+    torch_device(device)  # refused here, and not as a claim that is false
     findings, loaded = check_files(folder, public_key), []
 
     def load(evidence: Evidence) -> str:
         if not evidence.has(names.MODEL):
             raise NotCheckable("training is not finished")
         try:
-            loaded.append(load_run(folder, network=network))
+            loaded.append(load_run(folder, network=network, device=device))
         except InvalidInputError as error:
             if evidence.config.get("network") in NETWORKS:
                 raise

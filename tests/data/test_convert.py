@@ -1,6 +1,7 @@
 """Sources larger than memory: read from disk or converted, they have the bits and weights of those in memory."""
 
 import json
+import sys
 import zipfile
 
 import numpy as np
@@ -161,8 +162,51 @@ def test_labels_of_stored_examples_are_checked_without_reading_them(tmp_path):
 
 
 def test_on_disk_is_refused_where_it_means_nothing(tmp_path):
-    with pytest.raises(InvalidInputError, match=r"on_disk is for a folder of images or an uncompressed \.npz file"):
-        load_data(table(tmp_path, 30), settings=ON_DISK)
+    convert_data(npz(tmp_path / "all.npz"), tmp_path / "arrays")
+    with pytest.raises(InvalidInputError, match=r"on_disk is for a table, a folder of images or an uncompressed \.npz"):
+        load_data(tmp_path / "arrays", settings=ON_DISK)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_table_can_be_trained_on_from_disk_and_leaves_no_copy(tmp_path, monkeypatch, kind):
+    path = table(tmp_path, 12_000, kind=kind)
+    before = names_in(tmp_path)
+    monkeypatch.delenv("TMPDIR", raising=False)
+    settings = DataSettings(test_share=0.25)
+    memory = load_data(path, settings=settings, holdout=50, seed=3)
+    stored = load_data(path, settings=DataSettings(test_share=0.25, on_disk=True), holdout=50, seed=3)
+    require_same(stored, memory)
+    assert (stored.notes, stored.source) == (memory.notes, memory.source)
+    assert names_in(tmp_path) == before, "the file that is read from has no name any more"
+    again = load_data(path, settings=ON_DISK, preprocessing=memory.preprocessing)
+    (tmp_path / "people.schema.toml").unlink()
+    require_same(again, load_data(path, settings=DataSettings(), preprocessing=memory.preprocessing))
+    only_test = load_data(path, preprocessing=memory.preprocessing)
+    assert (len(only_test.test_inputs), len(only_test.train_inputs)) == (12_000, 0)
+    monkeypatch.setattr("securesgd.data.stored_inputs.machine_memory", lambda: 1000)
+    large = load_data(path, preprocessing=memory.preprocessing, settings=settings, holdout=50, seed=3)
+    require_same(large, memory)
+
+
+def test_a_table_that_cannot_be_encoded_on_disk_is_one_line(tmp_path, monkeypatch):
+    path = table(tmp_path, 30)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    with pytest.raises(InvalidInputError, match=r"people\.csv is encoded in a file .* No such file.*; set TMPDIR to a"):
+        load_data(path, settings=ON_DISK)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    path.write_text("\n".join(["id,age,sex,y", *(f"{i},3,f,no" for i in range(30))]))
+    with pytest.raises(InvalidInputError, match=r"people\.csv: class 'yes' has no training example"):
+        load_data(path, settings=ON_DISK)
+    assert names_in(tmp_path) == ["people.csv", "people.schema.toml"]
+
+
+def test_a_parquet_file_without_pyarrow_is_one_line(tmp_path, monkeypatch):
+    path = table(tmp_path, 30, kind="parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for settings in (None, ON_DISK):
+        with pytest.raises(InvalidInputError) as caught:
+            load_data(path, settings=settings)
+        assert str(caught.value) == f'{path}: pyarrow is not installed; run pip install "securesgd[parquet]"'
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

@@ -15,6 +15,7 @@ from sklearn.datasets import load_breast_cancer
 from securesgd.data.check import check_data
 from securesgd.data.load import load_data
 from securesgd.data.settings import DataSettings
+from securesgd.data.table_files import read_cells
 from securesgd.errors import InvalidInputError, SecureSGDError
 from tests.command_line import run_here
 
@@ -289,7 +290,7 @@ def test_a_table_that_memory_would_not_hold_is_not_read(table, monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 1)
     for source in (table, path):
         with pytest.raises(InvalidInputError, match=f"{source.name}: the file needs .* bytes of memory"):
-            load_data(source)
+            read_cells(source)
 
 
 def test_without_pyarrow_the_extra_is_named(table, monkeypatch):

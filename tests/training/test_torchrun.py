@@ -1,8 +1,13 @@
-"""`securesgd train` under the real torchrun: one folder, written by the first rank; a killed rank costs nothing."""
+"""Commands under the real torchrun: one folder, written by the first rank; a killed rank costs nothing."""
 
+import csv
 import os
+import random
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +22,8 @@ import os, signal
 from securesgd.cli import main
 from securesgd.training.state import TrainingState
 
+with open(f"pid-{os.environ['RANK']}", "w") as file:
+    file.write(str(os.getpid()))
 rank, step = (int(number) for number in os.environ.get("KILLED", "-1 0").split())
 real = TrainingState.count_step
 
@@ -28,21 +35,31 @@ def count_step(self):
 TrainingState.count_step = count_step
 main()
 """
-SETTINGS = ["accountant=rdp", "steps=12", "noise_seed=1", "batch_size=64", "block_steps=5", "checkpoint_steps=4"]
+SETTINGS = ["accountant=rdp", "steps=30", "noise_seed=1", "batch_size=64", "block_steps=5", "checkpoint_steps=4"]
+
+
+def launched(place, *arguments, restarts=0, **environment):
+    """A job of two processes, begun; each writes its number to a file when it begins."""
+    (place / "program.py").write_text(PROGRAM)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.Popen(
+        [*launcher, "--max-restarts", str(restarts), "program.py", *arguments],
+        cwd=place,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def torchrun(place, *arguments, **environment):
-    (place / "program.py").write_text(PROGRAM)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run(
-        [*launcher, "program.py", *arguments],
-        cwd=place,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    job = launched(place, *arguments, **environment)
+    stdout, stderr = job.communicate(timeout=900)
+    return subprocess.CompletedProcess(job.args, job.returncode, stdout, stderr)
+
+
+def own_lines(text):
+    return [line for line in text.splitlines() if line.startswith("securesgd: ")]
 
 
 def train_command(out):
@@ -69,7 +86,7 @@ def test_two_ranks_train_one_run_and_a_killed_one_is_resumed_with_the_same_bits(
         folder = tmp_path / f"killed-{rank}"
         killed = torchrun(tmp_path, *train_command(folder.name), KILLED=f"{rank} 7")
         assert killed.returncode != 0
-        own = [line for line in killed.stderr.splitlines() if line.startswith("securesgd: ")]
+        own = own_lines(killed.stderr)
         assert len(own) <= 1, "torchrun may end the survivor before it can say anything; it never says more"
         assert all("another process of this job has ended" in line or "training stopped" in line for line in own)
         assert "gloo" not in killed.stderr
@@ -80,6 +97,90 @@ def test_two_ranks_train_one_run_and_a_killed_one_is_resumed_with_the_same_bits(
         assert all(torch.equal(first[name], second[name]) for name in first)
         statements = [replayed_statement(place / "ledger.jsonl") for place in (tmp_path / "whole", folder)]
         assert statements[0] == statements[1]
+
+
+def undisturbed(place, out):
+    """Run a job and return its end, and how long its first process lasted from its first line on."""
+    job = launched(place, *train_command(out))
+    began = number_of(place, 0, job) and time.monotonic()
+    stdout, stderr = job.communicate(timeout=900)
+    return subprocess.CompletedProcess(job.args, job.returncode, stdout, stderr), time.monotonic() - began
+
+
+def number_of(place, rank, job):
+    """The process number of a rank, as soon as it has one."""
+    file = place / f"pid-{rank}"
+    while not (file.exists() and file.read_text()) and job.poll() is None:
+        time.sleep(0.01)
+    return int(file.read_text())
+
+
+def killed_at_a_random_moment(place, out, dice, seconds):
+    """Begin a job that torchrun restarts, kill -9 one of its processes, and wait for the end."""
+    for file in place.glob("pid-*"):
+        file.unlink()
+    job, rank = launched(place, *train_command(out), restarts=3), dice.randrange(2)
+    number = number_of(place, rank, job)
+    time.sleep(dice.uniform(0, 0.9 * seconds))  # the end of a job is torchrun's
+    try:
+        os.kill(number, signal.SIGKILL)
+        hit = True
+    except ProcessLookupError:  # the job was faster than the one that was timed
+        hit = False
+    stdout, stderr = job.communicate(timeout=900)
+    return hit, subprocess.CompletedProcess(job.args, job.returncode, stdout, stderr)
+
+
+@pytest.mark.slow
+def test_twenty_kills_under_torchrun_that_restarts_the_job(tmp_path):
+    """Each job resumes its run by itself, ends with the bits of one that was never disturbed, and says one line."""
+    whole, seconds = undisturbed(tmp_path, "whole")
+    assert whole.returncode == 0, whole.stderr
+    dice, hits = random.Random(7), 0
+    expected = replayed_statement(tmp_path / "whole" / "ledger.jsonl")
+    for number in range(20):
+        hit, job = killed_at_a_random_moment(tmp_path, f"killed-{number}", dice, seconds)
+        folder = tmp_path / f"killed-{number}"
+        assert job.returncode == 0, job.stderr
+        assert len(own_lines(job.stderr)) <= hit, job.stderr
+        assert "Traceback" not in job.stderr, job.stderr
+        first, second = tensors(tmp_path / "whole"), tensors(folder)
+        assert all(torch.equal(first[name], second[name]) for name in first), number
+        assert replayed_statement(folder / "ledger.jsonl") == expected
+        assert not {"secret.json", "checkpoint.safetensors"} & {file.name for file in folder.iterdir()}
+        hits += hit
+        print(number, hit, own_lines(job.stderr))
+    assert hits >= 10, hits
+
+
+@pytest.mark.slow
+def test_certificates_and_attacks_of_two_processes_are_those_of_one(tmp_path):
+    """Byte for byte; of the record of an attack all but its seconds."""
+    train = ["train", "--dataset", "digits", "--method", "secure-sgd", "--epsilon", "8", "--out", "one"]
+    sets = ["--set", "steps=5", "--set", "accountant=rdp", "--set", "noise_seed=1"]
+    alone = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "RANK": "0"}
+    commands = (
+        ["certify", "--examples", "7", "--draws", "200", "--norm", "linf,l2"],
+        ["attack", "--attack", "madry,fgsm", "--budget", "0.05,0.1", "--examples", "7", "--draws", "50", "--eot", "2"],
+    )
+
+    def by_itself(*words):
+        command = [sys.executable, "-m", "securesgd", *words]
+        result = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | alone, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stderr
+
+    by_itself(*train, *sets)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    for name, *options in commands:
+        by_itself(name, "one", *options)
+        shared = torchrun(tmp_path, name, "two", *options)
+        assert shared.returncode == 0, shared.stderr
+    for file in ("certificates.csv", "attacks.csv"):
+        one, two = ((tmp_path / run / file).read_bytes() for run in ("one", "two"))
+        assert one == two, file
+        assert len(list(csv.reader(one.decode().splitlines()))) > 7
 
 
 WORKER = """

@@ -33,7 +33,7 @@ from securesgd.errors import InvalidInputError, nearest
 from securesgd.methods import method
 from securesgd.models.interval_network import IntervalNetwork
 from securesgd.privacy import SampledGaussianSteps, epsilon_spent
-from securesgd.runtime.machine import environment
+from securesgd.runtime.machine import environment, torch_device
 from securesgd.runtime.processes import Processes
 from securesgd.runtime.randomness import seeded_generator
 from securesgd.training.accounted_run import noise_multiplier_of
@@ -77,18 +77,20 @@ def audited_training(
     network: nn.Module | None = None,
     own_examples: tuple[Tensor | StoredInputs, Tensor] | None = None,
     input_range: tuple[float, float] | None = (0.0, 1.0),
+    device: torch.device | None = None,
 ) -> AuditedTraining:
     """Return the training of a configuration, ready to be audited: a network, on examples that are public.
 
     `network` replaces a fresh one of the configuration, and `own_examples` those of a built-in data set, or random
-    ones; `steps` are those that the training runs, if they are fewer than those that the claim counts.
+    ones; `steps` are those that the training runs, if they are fewer than those that the claim counts. The network is
+    trained on `device`.
     Raises: InvalidInputError if `own_examples` are on disk.
     """
     # A canary is not an image: it is not moved, and its features are computed in each step.
     settings = replace(config.training, augmentation="none", kept_copies=False)
     low, high = input_range or (0.0, 1.0)
     inputs: Tensor | StoredInputs
-    network = build_model(config, input_shape, classes) if network is None else network
+    network = (build_model(config, input_shape, classes) if network is None else network).to(device)
     if own_examples is not None:
         inputs, targets = own_examples
     elif config.dataset in CATALOG:
@@ -184,15 +186,16 @@ def audit_config(
     settings: AuditSettings | None = None,
     *,
     own_data: bool = False,
+    device: str | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:
     """Audit a configuration without a run folder: calibrate its noise as training does, and train once with canaries.
 
     Returns and guarantees what `audit_training` does. With `own_data` its examples are those of the configuration,
-    whatever they are, and the result is private.
+    whatever they are, and the result is private. `device` is where it trains: cpu (None), cuda, cuda:1, …
     Raises: InvalidInputError for a method without privacy; InvalidInputError, PrivacyError as training would.
     """
-    chosen = config.training
+    chosen, place = config.training, torch_device(device)
     if not method(config.method).private:
         raise InvalidInputError(f"method is {config.method}, which claims no privacy; valid: a private method")
     named, own_examples = CATALOG.get(config.dataset), None
@@ -215,7 +218,7 @@ def audit_config(
         steps=chosen.steps,
     )
     training = audited_training(
-        config, claim, input_shape=shape, classes=classes, network=model, own_examples=own_examples
+        config, claim, input_shape=shape, classes=classes, network=model, own_examples=own_examples, device=place
     )
     return audit_training(training, claim, settings, on_progress=on_progress)
 

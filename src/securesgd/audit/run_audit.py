@@ -35,7 +35,7 @@ def audit_run(
     """Return what an audit of the run in `folder` proves, and keep it there unless it is a test of the audit itself.
 
     Guarantee: as `Run.audit`. `record` is the content of model.json; a copy of `model` is trained anew if it is not a
-    built-in network.
+    built-in network, on the device of `model` in any case.
     """
     settings = settings or AuditSettings()
     claim = claim_of_ledger(read_ledger(folder / names.LEDGER))
@@ -43,7 +43,7 @@ def audit_run(
         config, claim, input_shape=tuple(record["input_shape"]), classes=int(record["classes"]),
         steps=record.get("steps"), input_range=input_range,
         network=None if config.network in NETWORKS else copy.deepcopy(model),
-        own_examples=own_examples,
+        own_examples=own_examples, device=next(model.parameters()).device,
     )  # fmt: skip
     result = audit_training(training, claim, settings, on_progress=on_progress)
     if settings.sabotage is None and settings.insert:

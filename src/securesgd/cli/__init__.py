@@ -9,6 +9,7 @@ import io
 import os
 import signal
 import sys
+import warnings
 from typing import Any
 
 import typer
@@ -51,6 +52,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a path may hold bytes that are no text
+    warnings.formatwarning = lambda message, *_, **__: f"securesgd: warning: {message}\n"
     stopped_by_launcher: list[int] = []
     if _is_one_of_several():
         signal.signal(signal.SIGTERM, lambda *_: _stop(stopped_by_launcher))
@@ -93,8 +95,9 @@ def _stop(stopped: list[int]) -> None:
 
 
 def _say(words: str) -> None:
-    """Print words on standard error; if several processes have the same to say, one of them does."""
+    """Print the last words on standard error; if several processes have the same to say, one of them does."""
     if _is_one_of_several():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends by itself; torchrun would break into its last lines
         from securesgd.runtime.processes import first_to_say
 
         if not first_to_say(words):

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from securesgd.cli.app import Network, app, parse_settings
+from securesgd.cli.app import Device, Network, app, parse_settings
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError
 
@@ -36,6 +36,7 @@ def audit(
     sabotage: Annotated[str, typer.Option(help="Break the training in one place, by a name of --self-test.")] = "",
     null: Annotated[bool, typer.Option("--null", help="Toss the coins, but leave all canaries out.")] = False,
     network: Network = "",
+    device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Measure a lower bound of epsilon, by canaries in one more training run of the same engine, sampling and noise.
@@ -67,7 +68,9 @@ def audit(
         process_group() as processes,
         progress_bar("{task.description}", description="auditing", total=1.0) as (progress, task),
     ):
-        loaded = None if run is None else processes.together(lambda: load_run(run, network=network or None))
+        loaded = (
+            None if run is None else processes.together(lambda: load_run(run, network=network or None, device=device))
+        )
 
         def measure(settings: AuditSettings) -> dict[str, Any]:
             words = settings.sabotage or ("auditing" if settings.insert else "null")
@@ -76,7 +79,7 @@ def audit(
             if loaded is not None:
                 return loaded.audit(settings, **options)
             assert chosen is not None
-            return audit_config(chosen, settings, **options)
+            return audit_config(chosen, settings, device=device, **options)
 
         records = run_self_test(measure, settings) if self_test else {"audit": measure(settings)}
     if not processes.is_first:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from securesgd.cli.app import Network, app
+from securesgd.cli.app import Device, Network, app
 from securesgd.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def check(
         Path | None, typer.Option(help="File of the public key that must have signed the folder.")
     ] = None,
     network: Network = "",
+    device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Check a run and trust nobody: a line for each claim; exit 1 if one is false. Writes nothing.
@@ -42,8 +43,9 @@ def check(
     from securesgd.run_check import check_run
 
     result = check_run(
-        run, network=network or None, dataset=dataset or None, examples=_parse_count(recompute), public_key=public_key
-    )
+        run, network=network or None, dataset=dataset or None, examples=_parse_count(recompute), public_key=public_key,
+        device=device,
+    )  # fmt: skip
     if as_json:
         print(json.dumps(result.json(), indent=2))
     elif sys.stdout.isatty():

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from securesgd.cli.app import Resize, Schema, SkipBad, Target, app, parse_settings
+from securesgd.cli.app import Device, Resize, Schema, SkipBad, Target, app, parse_settings
 from securesgd.cli.progress import duration_in_words, progress_bar
 from securesgd.errors import InvalidInputError
 
@@ -55,6 +55,7 @@ def plan(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file, as a run folder has.")] = None,
     timed: Annotated[bool, typer.Option("--time/--no-time", help="Time a few steps on this machine.")] = True,
+    device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """What a budget buys: noise, and minutes on this machine, for each batch size and number of steps.
@@ -83,6 +84,7 @@ def plan(
         result = plan_run(
             chosen, count, shape, width,
             batch_sizes=_whole("batch-size", batch_size), steps=_whole("steps", steps), timed=timed,
+            device=device,
             on_progress=lambda words, share: progress.update(task, completed=share, description=words),
         )  # fmt: skip
     if as_json:

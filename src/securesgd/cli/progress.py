@@ -9,9 +9,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 FIRST, BETWEEN = 2.0, 30.0
 """Seconds before the first line, and between lines."""
+_LEAST_SECONDS, _LEAST_SHARE, _ENOUGH_SECONDS = 5.0, 5.0, 60.0
+"""The time that remains is shown after these seconds and per cent, or after enough seconds: before, it is a guess."""
 
 
 @contextmanager
@@ -22,7 +25,8 @@ def progress_bar(
 
     On a terminal it is a bar: the first of `columns`, the bar, the other columns, the time that remains. Elsewhere (a
     file, a pipe, a batch system) the columns are printed as a line after 2 s, or once the time that remains is known,
-    and then every 30 s. Of several processes under torchrun only the first shows anything.
+    and then every 30 s. The time that remains is shown when it is more than a guess: after 5 s and 5 % of the work, or
+    after a minute. Of several processes under torchrun only the first shows anything.
     """
     texts = [TextColumn(column) if isinstance(column, str) else column for column in columns]
     console = Console(stderr=True, highlight=False)
@@ -30,9 +34,24 @@ def progress_bar(
         lines = _Lines(*texts, console=console, disable=True)
         yield lines, lines.add_task(description, total=total)
         return
-    bar = (*texts[:1], BarColumn(), *texts[1:], TimeRemainingColumn())
+    bar = (*texts[:1], BarColumn(), *texts[1:], _TimeLeft())
     with Progress(*bar, console=console, transient=transient, disable=not is_first_process()) as progress:
         yield progress, progress.add_task(description, total=total)
+
+
+def _time_left(task: Task) -> float | None:
+    """Return the seconds that remain, None while they would be a guess."""
+    elapsed = task.elapsed or 0.0
+    is_known = elapsed >= _ENOUGH_SECONDS or (elapsed >= _LEAST_SECONDS and task.percentage >= _LEAST_SHARE)
+    return task.time_remaining if is_known else None
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """The time that remains, once it is known."""
+
+    def render(self, task: Task) -> Text:
+        """Return it as text, dashes before."""
+        return super().render(task) if task.finished or _time_left(task) is not None else Text("-:--:--")
 
 
 class _Lines(Progress):
@@ -54,8 +73,8 @@ class _Lines(Progress):
     def _line(self, task: Task) -> str:
         words = [str(column(task)) for column in self.columns if isinstance(column, ProgressColumn)]
         if task.total:
-            left = f", about {duration_in_words(task.time_remaining)} left" if task.time_remaining else ""
-            words.append(f"({task.percentage:.0f} %{left})")
+            left = _time_left(task)
+            words.append(f"({task.percentage:.0f} %{f', about {duration_in_words(left)} left' if left else ''})")
         return " ".join(word for word in words if word).strip()
 
 

@@ -24,8 +24,10 @@ from securesgd.data.npz_file import read_npz
 from securesgd.data.places import presence
 from securesgd.data.settings import FILE_SETTINGS, DataSettings
 from securesgd.data.sources import Progress
-from securesgd.data.stored_inputs import StoredInputs, input_tensor
+from securesgd.data.stored_inputs import StoredInputs, input_tensor, stays_on_disk
 from securesgd.data.table import is_table, read_table
+from securesgd.data.table_files import memory_needed
+from securesgd.data.table_stream import read_table_on_disk
 from securesgd.errors import DataUnavailableError, InvalidInputError, SecureSGDError, nearest
 from securesgd.runtime.import_path import is_import_path, load_function
 
@@ -228,7 +230,11 @@ def load_data(
             source = SourceData(arrays=arrays, split=AS_GIVEN, by_share=by_share)
         elif is_table(path):
             _require_kind(preprocessing, "table", f"{path} is a table")
-            source = read_table(path, settings, preprocessing, seed)
+            test_only = bool(preprocessing) and settings is None
+            if not test_only and stays_on_disk(memory_needed(path) // 4, settings is not None and settings.on_disk):
+                source = read_table_on_disk(path, settings or DataSettings(), preprocessing, seed)
+            else:
+                source = read_table(path, settings, preprocessing, seed)
         else:
             raise InvalidInputError(
                 f"unknown data set {name!r}: {nearest(name, CATALOG)}, a .npz file, a folder of images, a table "

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from securesgd.errors import InvalidInputError
 from securesgd.validate import validate_types
 
-TABLE_SETTINGS = ("target", "schema", "test", "test_share")
+TABLE_SETTINGS = ("target", "schema", "test", "test_share", "on_disk")
 FOLDER_SETTINGS = ("test_share", "resize", "skip_bad", "on_disk")
 FILE_SETTINGS = ("on_disk",)
 _MOST_SIDE = 4096
@@ -36,7 +36,7 @@ class DataSettings:
     skip_bad: bool = False
     """Of a folder: leave out files that cannot be used."""
     on_disk: bool = False
-    """Of a folder or .npz file: read training inputs as they are sampled, also if they fit a quarter of the memory."""
+    """Of a table, folder or .npz file: read training inputs as they are sampled, also if memory would hold them."""
 
     def __post_init__(self) -> None:
         validate_types(self)
@@ -75,7 +75,7 @@ class DataSettings:
             if name not in valid:
                 ways = dict.fromkeys(TABLE_SETTINGS, "a table") | dict.fromkeys(FOLDER_SETTINGS, "a folder")
                 ways["test_share"] = "a table without test, or a folder without train/ and test/"
-                ways["on_disk"] = "a folder of images or an uncompressed .npz file"
+                ways["on_disk"] = "a table, a folder of images or an uncompressed .npz file"
                 raise InvalidInputError(f"{name} is {getattr(self, name)!r} but {source}; {name} is for {ways[name]}")
 
 

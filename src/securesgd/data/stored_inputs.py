@@ -74,10 +74,16 @@ class StoredInputs:
 
 
 def input_tensor(pixels: NDArray[Any]) -> Tensor:
-    """Return inputs as a float32 tensor of its own memory; uint8 in 0..255 becomes [0, 1]."""
+    """Return inputs as a float32 tensor of its own memory; uint8 in 0..255 becomes [0, 1].
+
+    By numpy, so that a thread that reads ahead takes no threads of torch's from the step that is computed.
+    """
     tensor = torch.empty(pixels.shape, dtype=torch.float32)
-    tensor.numpy()[:] = pixels
-    return tensor.div_(255) if pixels.dtype == np.uint8 else tensor
+    numbers = tensor.numpy()
+    numbers[:] = pixels
+    if pixels.dtype == np.uint8:
+        np.divide(numbers, np.float32(255), out=numbers)
+    return tensor
 
 
 def stays_on_disk(numbers: int, asked: bool) -> bool:

@@ -44,12 +44,7 @@ def read_table(
     settings = settings or DataSettings()
     settings.require_only(TABLE_SETTINGS, f"{path} is a table")
     cells = read_cells(path)
-    if preprocessing:
-        schema = Schema.from_json(preprocessing.get("schema"))
-        if settings.target not in (None, schema.target):
-            raise InvalidInputError(f"target is {settings.target!r}, of the run {schema.target!r}; leave it out")
-    else:
-        schema = find_schema(path, settings, list(cells.columns))
+    schema = find_schema(path, settings, list(cells.columns), preprocessing)
     inputs, targets, notes = _encode(schema, path, cells)
     if settings.test is not None:
         other = Path(settings.test).expanduser()
@@ -107,11 +102,18 @@ def schema_place(path: Path, settings: DataSettings) -> Path | None:
     return next((place for place in beside if place.exists()), None)
 
 
-def find_schema(path: Path, settings: DataSettings, header: Sequence[str]) -> Schema:
-    """Return the schema of a table, which has every column of its `header`.
+def find_schema(
+    path: Path, settings: DataSettings, header: Sequence[str], preprocessing: Mapping[str, Any] | None = None
+) -> Schema:
+    """Return the schema of a table, which has every column of its `header`; that of `preprocessing`, if it is given.
 
     Raises: InvalidInputError if there is none or it lacks facts, naming all columns; DamagedFileError if it is no TOML.
     """
+    if preprocessing:
+        schema = Schema.from_json(preprocessing.get("schema"))
+        if settings.target not in (None, schema.target):
+            raise InvalidInputError(f"target is {settings.target!r}, of the run {schema.target!r}; leave it out")
+        return schema
     place = schema_place(path, settings)
     content = {} if place is None else read_toml(place, MAX_SCHEMA)
     try:

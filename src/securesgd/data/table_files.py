@@ -1,6 +1,6 @@
 """The cells of a table, by column: a CSV file as text, a Parquet file as numbers and text."""
 
-__all__ = ["TABLE_SUFFIXES", "TableCells", "count_rows", "read_blocks", "read_cells"]
+__all__ = ["TABLE_SUFFIXES", "TableCells", "count_rows", "memory_needed", "read_blocks", "read_cells"]
 
 import csv
 import io
@@ -74,10 +74,20 @@ def count_rows(path: Path) -> int:
         raise InvalidInputError(printable(f"{path}: {error}")) from None
 
 
+def memory_needed(path: Path) -> int:
+    """Return about how many bytes of memory the cells of a file take. Raises: as `read_blocks`."""
+    if path.suffix.lower() != ".parquet":
+        with open_regular(path) as file:
+            return _CSV_MEMORY * file.seek(0, io.SEEK_END)
+    try:
+        with _open_parquet(path) as (_, content, _):
+            return _parquet_memory(content.metadata)
+    except InvalidInputError as error:
+        raise InvalidInputError(printable(f"{path}: {error}")) from None
+
+
 def _read_csv(path: Path) -> TableCells:
-    with open_regular(path) as file:
-        size = file.seek(0, io.SEEK_END)
-    require_memory(_CSV_MEMORY * size, "the file", convertible=True)
+    require_memory(memory_needed(path), "the file", convertible=True)
     return next(_csv_blocks(path, None))
 
 
@@ -150,12 +160,14 @@ def _require_rows(rows: int) -> None:
 
 def _read_parquet(path: Path) -> TableCells:
     with _open_parquet(path) as (arrow, content, names):
-        groups = [content.metadata.row_group(i) for i in range(content.metadata.num_row_groups)]
-        cells = content.metadata.num_rows * content.metadata.num_columns
-        unpacked = sum(group.total_byte_size for group in groups)
-        require_memory(max(_PARQUET_MEMORY * cells, 2 * unpacked), "the file", convertible=True)
+        require_memory(_parquet_memory(content.metadata), "the file", convertible=True)
         table = content.read()
         return _table_cells(arrow, table, names)
+
+
+def _parquet_memory(metadata: Any) -> int:
+    unpacked = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    return int(max(_PARQUET_MEMORY * metadata.num_rows * metadata.num_columns, 2 * unpacked))
 
 
 def _parquet_blocks(path: Path, rows: int) -> Iterator[TableCells]:

@@ -1,17 +1,20 @@
 """A table of any size as arrays in a folder: encoded some rows at a time, divided and shuffled as in memory."""
 
-__all__ = ["stream_table"]
+__all__ = ["read_table_on_disk", "stream_table"]
 
+import os
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securesgd.data.array_folder import ARRAY_NAMES, ArrayReading
-from securesgd.data.arrays import BY_SHARE, fixed_order, split_apart
+from securesgd.data.array_folder import ARRAY_NAMES, ArrayReading, read_array_folder
+from securesgd.data.arrays import BY_SHARE, SourceData, fixed_order, split_apart
 from securesgd.data.columns import refuse_cells
 from securesgd.data.schema import EncodedRows, Schema
 from securesgd.data.settings import TABLE_SETTINGS, DataSettings
@@ -21,8 +24,40 @@ from securesgd.data.table_files import TableCells, count_rows, read_blocks
 from securesgd.errors import InvalidInputError, printable
 
 
+def read_table_on_disk(
+    path: Path, settings: DataSettings, preprocessing: Mapping[str, Any] | None, seed: int
+) -> SourceData:
+    """Return what `read_table` does, training inputs on disk: encoded in a file that has no name any more.
+
+    The file is written to $TMPDIR, or else beside the table, for its owner alone; it is gone when it is not used any
+    more, however the process ends. (One that is killed while it writes leaves a folder `.NAME-…` with what it wrote.)
+    Raises: as `read_table`; InvalidInputError if there is no room, or no leave, for the file.
+    """
+    place = Path(os.environ.get("TMPDIR") or path.parent)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=place, ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            reading, notes = stream_table(path, folder, settings, seed, lambda done, total: None, preprocessing)
+            reading.write(folder)
+            try:
+                source = read_array_folder(folder)
+            except InvalidInputError as error:
+                raise InvalidInputError(str(error).replace(name, str(path))) from None
+    except OSError as error:
+        raise InvalidInputError(
+            f"{path} is encoded in a file on disk while it is used, which cannot be written to {place}: "
+            f"{error.strerror}; set TMPDIR to a folder with room"
+        ) from None
+    return replace(source, split=source.split.replace(f"seed {seed}", "the run's seed"), notes=notes)
+
+
 def stream_table(
-    path: Path, folder: Path, settings: DataSettings, seed: int, show: Callable[[int, int], None]
+    path: Path,
+    folder: Path,
+    settings: DataSettings,
+    seed: int,
+    show: Callable[[int, int], None],
+    preprocessing: Mapping[str, Any] | None = None,
 ) -> tuple[ArrayReading, tuple[str, ...]]:
     """Write the rows of a table, as `read_table` returns them, to arrays in a folder; return their reading and notes.
 
@@ -31,7 +66,7 @@ def stream_table(
     """
     settings.require_only(TABLE_SETTINGS, f"{path} is a table")
     places = [path] if settings.test is None else [path, Path(settings.test).expanduser()]
-    schema = find_schema(path, settings, list(next(read_blocks(path, 1)).columns))
+    schema = find_schema(path, settings, list(next(read_blocks(path, 1)).columns), preprocessing)
     counts = [count_rows(place) for place in places]
     is_test = np.arange(sum(counts)) >= counts[0]
     split, by_share = "training and test rows in a file each", settings.test is None

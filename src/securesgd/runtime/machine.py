@@ -1,12 +1,14 @@
 """The machine a run uses: precision of sums, memory the allocator keeps, and the versions a result was made with."""
 
-__all__ = ["environment", "keep_memory", "require_full_precision", "torch_device"]
+__all__ = ["compute_threads", "environment", "keep_memory", "require_full_precision", "torch_device"]
 
 import ctypes
 import importlib.metadata
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
@@ -65,6 +67,21 @@ def torch_device(name: str | None) -> "torch.device":
     except (RuntimeError, TypeError, AssertionError):  # unknown, not built in, not there, or without float64
         raise InvalidInputError(f"device is {name!r}; valid here: {here}") from None
     return device
+
+
+@contextmanager
+def compute_threads(count: int) -> Iterator[None]:
+    """Within the context torch computes on this many threads: on as many, sums have the same bits."""
+    import torch
+
+    former = torch.get_num_threads()
+    if count != former:  # setting it is not free, and starts a team of threads anew
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count != former:
+            torch.set_num_threads(former)
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc

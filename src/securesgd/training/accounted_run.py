@@ -2,6 +2,10 @@
 
 __all__ = ["AccountedRun", "noise_multiplier_of"]
 
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from securesgd import __version__
@@ -64,7 +68,7 @@ class AccountedRun:
             "noise_multiplier": noise,
             "sampling_rate": rate,
             "question": fingerprint.digest(noise),
-            "device": fingerprint.device,
+            **fingerprint.machine(),
         }
         begin = Checkpoint(initial.tensors, record)
         if files.ledger.exists():
@@ -120,18 +124,27 @@ class AccountedRun:
             ledger.close()
             raise
 
-    def require_device(self, device: str) -> None:
-        """Return if steps that may be run again are computed on the kind of device they were computed on.
+    def require_machine(self, machine: Mapping[str, Any]) -> None:
+        """Return if steps that may be run again are computed on the kind of machine they were computed on.
 
-        The noise of a step is a function of the key, whatever the device; the last bits of the sums it is added to are
-        not. Repeated elsewhere, a step would be a second release under the same noise.
-        Raises: InvalidInputError naming the device.
+        The noise of a step is a function of the key, whatever the machine; the last bits of the sums it is added to are
+        not. Repeated elsewhere, a step would be a second release under the same noise. On another number of threads it
+        would be one, too, but that number can be set: a warning says that it is.
+        Raises: InvalidInputError naming the device, or the instructions of the processor.
         """
-        first = self.record.get("device", device)
-        if first != device:
-            raise InvalidInputError(
-                f"{self.files.path} was started on {first}; valid: to resume it there, or to finish it as it is, got "
-                f"{device}"
+        for what, words in (("device", ""), ("instructions", "a processor with ")):
+            first, here = self.record.get(what, machine[what]), machine[what]
+            if first != here:
+                raise InvalidInputError(
+                    f"{self.files.path} was started on {words}{first}; valid: to resume it there, or to finish it as "
+                    f"it is, got {here}"
+                )
+        first, here = self.record.get("threads", machine["threads"]), machine["threads"]
+        if first != here:
+            warnings.warn(
+                f"{self.files.path} was started on {first} threads, here are {here}: it is resumed on {first}, so that "
+                "a step that is run again has the same bits",
+                stacklevel=2,
             )
 
     def reserve_block(self, step: int, not_private: str) -> float:

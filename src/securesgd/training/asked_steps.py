@@ -58,8 +58,7 @@ class AskedSteps:
         if before not in (None, chain):
             raise InvalidInputError(
                 f"step {step + 1} was run before with other inputs, targets or another loss, or gave other sums, and "
-                "is paid for once; valid: the same ones with the same code, on as many threads, or finish() without "
-                "another step"
+                "is paid for once; valid: the same ones with the same code, or finish() without another step"
             )
         self.chain = chain
         if before is None:

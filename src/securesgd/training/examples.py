@@ -2,6 +2,7 @@
 
 __all__ = [
     "Examples",
+    "StoredExamples",
     "as_examples",
     "check_examples",
     "check_loss",

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from securesgd.clipping.engine import Loss
@@ -47,6 +48,11 @@ class ResumeFingerprint:
     def device(self) -> str:
         """The kind of device of the model. Not in the digest, with which the noise of a seed is the same on all."""
         return next(self.model.parameters()).device.type
+
+    def machine(self) -> dict[str, Any]:
+        """Return what decides the last bits of a sum, for the checkpoint: kind of device, instructions and threads."""
+        instructions = torch.backends.cpu.get_cpu_capability()
+        return {"device": self.device, "instructions": instructions, "threads": torch.get_num_threads()}
 
     def digest(self, noise_multiplier: float, *, by_process: bool = True) -> str:
         """Return a digest by which a resumed run is compared with the one that was started.

@@ -40,15 +40,16 @@ def train(
 
     Guarantee: the weights in `folder` and in `model`, at every moment of the run and after a crash, are covered by the
     (epsilon, delta) of `folder/ledger.jsonl` for the adjacency it names, in floating point as in exact arithmetic
-    (docs/reference/noise.md has the proof and its assumptions). A run that was interrupted and resumed on as many
-    threads ends with the same bits as one that was not. A run with a `noise_seed` guarantees nothing, and says so.
+    (docs/reference/noise.md has the proof and its assumptions). A run that was interrupted and resumed ends with the
+    same bits as one that was not: it is computed on as many threads as it was started on. A run with a `noise_seed`
+    guarantees nothing, and its statement says so.
     Assumes: `loss` gives one loss per example and reads no other; the initial weights do not depend on `data`; the
     number of examples is public unless the settings give a sampling rate or population; what `on_step` receives is not
     published. When a run ends early, by `on_step` or `finish`, is decided by something that does not depend on `data`:
     by the clock, say. If released weights decide it, the epsilon of all `steps` is what holds; a decision by
     `StepReport.loss` or `batch_size` is not covered at all. A run is resumed with the same code of model, loss,
-    optimizer, scheduler and `project` (`ResumeFingerprint` checks what Python shows of it), on as many threads, and on
-    a GPU with torch's deterministic algorithms.
+    optimizer, scheduler and `project` (`ResumeFingerprint` checks what Python shows of it), with as many processes, and
+    on a GPU with torch's deterministic algorithms; another kind of device or processor is refused.
     Raises: PrivacyError if the steps do not fit the target; InvalidInputError for bad settings, data, optimizer, a
     folder in use, a model that this process has trained on these data before, or an `on_step` that changes the model;
     DamagedFileError for a broken run folder. Nothing existing is overwritten. Data are checked before the run

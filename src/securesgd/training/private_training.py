@@ -21,6 +21,7 @@ from securesgd.clipping.losses import Loss
 from securesgd.clipping.rules.forms import MOST_EXAMPLES
 from securesgd.errors import InvalidInputError
 from securesgd.models.interval_network import IntervalNetwork
+from securesgd.runtime.machine import compute_threads
 from securesgd.runtime.processes import Processes
 from securesgd.runtime.random_state import RandomState
 from securesgd.runtime.randomness import Randomness
@@ -29,7 +30,7 @@ from securesgd.runtime.tensors import Checkpoint
 from securesgd.training.accounted_run import AccountedRun
 from securesgd.training.asked_steps import AskedSteps, asked_digest, sums_digest
 from securesgd.training.batch import Batch
-from securesgd.training.examples import as_examples, check_examples, check_loss, data_digest
+from securesgd.training.examples import StoredExamples, as_examples, check_examples, check_loss, data_digest
 from securesgd.training.fingerprint import ResumeFingerprint
 from securesgd.training.interrupt import StopSignals, TrainingInterrupted
 from securesgd.training.kept_features import trained_examples, trained_network
@@ -91,15 +92,13 @@ class PrivateTraining:
         self._snapshot: Snapshot | None = None
         self._asked: AskedSteps | None = None
         """On rank 0, if the loop is the caller's."""
-        self._own_loop = loss is None
-        self._loss_checked = not self._own_loop
-        labelled = loss is per_example_cross_entropy or isinstance(model, IntervalNetwork)
-        check_examples(self._examples, model, labelled=labelled)
+        self._own_loop, self._loss_checked = loss is None, loss is not None
+        is_labelled = loss is per_example_cross_entropy or isinstance(model, IntervalNetwork)
+        check_examples(self._examples, model, labelled=is_labelled)
         if loss is not None:
             self._processes.together(lambda: check_loss(self._examples, model, loss))
-        resuming, finished = self._processes.on_first(
-            lambda: (self._files.claim(resume, finish=finish), self._files.finished)
-        )
+        files = self._files
+        resuming, finished = self._processes.on_first(lambda: (files.claim(resume, finish=finish), files.finished))
         self._cleanup = ExitStack()
         self._finalizer = weakref.finalize(self, self._cleanup.close)  # also for an object that is just dropped
         self._finalizer.atexit = False
@@ -132,17 +131,20 @@ class PrivateTraining:
             self._cleanup.callback(note_training, self.model, digest, run.begin)
             self._cleanup.callback(run.ledger.close)
             if not self._is_finish:
-                run.require_device(fingerprint.device)
+                run.require_machine(fingerprint.machine())
             return run.randomness, run.begin, self._on_step is not None, run.ledger.epsilon
 
         self._cleanup.enter_context(open_training(self.model, self._files.path))
         self._randomness, begin, self._reports, self._paid = processes.on_first(open_run)
+        self._cleanup.enter_context(compute_threads(int(begin.record.get("threads", torch.get_num_threads()))))
         state.load(begin.tensors, begin.record)
         loss = self._loss or per_example_cross_entropy
         rate, noise = float(begin.record["sampling_rate"]), float(begin.record["noise_multiplier"])
         sources = self._engine.model, self._examples, settings, self._randomness, self._files.path
         examples = self._examples if self._is_finish else processes.together(lambda: trained_examples(*sources))
         self._step = Step(self._engine, examples, loss, settings, rate, noise, self._randomness, processes)
+        if isinstance(examples, StoredExamples):  # a Dataset may draw from the generator of its step
+            self._step = self._cleanup.enter_context(self._step.reading_ahead())
         if self._is_finish and state.step == 0:
             raise InvalidInputError(
                 f"{self._files.path} has no step in its checkpoint yet, so nothing to finish; resume it"
@@ -169,9 +171,7 @@ class PrivateTraining:
     @property
     def epsilon(self) -> float:
         """What the ledger counts so far: all steps that were reserved, up to a block more than ran."""
-        if self._result is not None:
-            return self._result.statement.accounted_epsilon
-        return self._paid
+        return self._paid if self._result is None else self._result.statement.accounted_epsilon
 
     @property
     def noise_multiplier(self) -> float:

@@ -2,8 +2,9 @@
 
 __all__ = ["NotFiniteError", "Step", "plain_sum"]
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -19,6 +20,7 @@ from securesgd.runtime.processes import Processes
 from securesgd.runtime.randomness import Randomness
 from securesgd.training.augmentation import augmented_copies
 from securesgd.training.examples import Examples
+from securesgd.training.read_ahead import ReadAhead
 from securesgd.training.settings import TrainingSettings
 
 
@@ -38,6 +40,8 @@ class Step:
     """Where the noise of these sums comes from, if not from `randomness`; called before anything is released."""
     recorded: Callable[[], None] | None = None
     """Returns when what `noise_of` began to write is on disk; called before anything is released."""
+    ahead: ReadAhead[tuple[Tensor, Tensor, int]] | None = None
+    """Begins to `read` the next step when one is drawn; for examples on disk."""
 
     def gradient(self, step: int) -> tuple[dict[str, Tensor], int, float]:
         """Return (gradients, batch size, mean loss) of step `step`; the gradients alone are private.
@@ -60,10 +64,23 @@ class Step:
         Torch's generator is seeded for the step: random augmentations and the draws of the model come from it.
         """
         processes = self.processes
-        sample = self.randomness.poisson_sample(step, len(self.examples), self.sampling_rate)
         self.randomness.seed_model(step * processes.count + processes.rank)
-        share = sample[processes.rank :: processes.count]
-        return *processes.together(lambda: self.examples.batch(share)), len(sample)
+        read = self.read if self.ahead is None else self.ahead.take
+        return processes.together(lambda: read(step))
+
+    def read(self, step: int) -> tuple[Tensor, Tensor, int]:
+        """Return what `draw` does, without a word to the other processes and without seeding torch's generator."""
+        sample = self.randomness.poisson_sample(step, len(self.examples), self.sampling_rate)
+        return *self.examples.batch(sample[self.processes.rank :: self.processes.count]), len(sample)
+
+    @contextmanager
+    def reading_ahead(self) -> Iterator["Step"]:
+        """Give a step that reads the next sample while it computes; for examples that no generator is drawn for."""
+        ahead = ReadAhead(self.read, self.settings.steps)
+        try:
+            yield replace(self, ahead=ahead)
+        finally:
+            ahead.close()
 
     def gradient_of(
         self, inputs: Tensor, targets: Tensor, step: int, loss: Loss | None = None
