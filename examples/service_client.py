@@ -43,7 +43,7 @@ def main(folder: str) -> None:
             if answer["abstained"]:
                 print(f"abstained after {answer['draws']} draws")
             else:
-                print(f"class {answer['class_name']}, proven {answer['norm']} radius {answer['radius']:.4f}")
+                print(f"class {answer['class']}, proven {answer['norm']} radius {answer['radius']:.4f}")
     finally:
         service.send_signal(signal.SIGTERM)  # requests under way are finished
         service.wait(timeout=60)
