@@ -1,8 +1,10 @@
 """What is released: metadata that agree, a current bill of materials, and a wheel that works where nothing else is."""
 
+import csv
 import importlib.util
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -158,3 +160,28 @@ def test_an_extra_can_be_installed(extra, empty, dist, tmp_path):
     assert result.returncode == 0, result.stderr
     listed = outside(empty, "-m", "pip", "check", cwd=tmp_path)
     assert listed.returncode == 0, listed.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the rows were made with the arithmetic of x86-64")
+def test_the_reference_runs_can_be_rebuilt_bit_for_bit(tmp_path):
+    program = ROOT / "release" / "reference_runs.py"
+    command = [sys.executable, program, "--out", tmp_path, "--rows", tmp_path / "rows.csv"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "rows.csv").read_text() == (ROOT / "results" / "reference" / "rows.csv").read_text()
+
+
+def test_the_page_of_the_reference_runs_has_the_recorded_rows():
+    page = (ROOT / "docs" / "reference" / "reference-runs.md").read_text()
+    with (ROOT / "results" / "reference" / "rows.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            assert reference_line(row) in page, reference_line(row)
+
+
+def reference_line(row):
+    """A row of the table in the page."""
+    epsilon, accuracy, proven = (float(row[name]) for name in ("epsilon", "accuracy", "right_and_proven"))
+    digests = f"`{row['weights'][:16]}` | `{row['certificates'][:16]}`"
+    place = f"{row['norm']} {row['radius']}"
+    return f"| {row['run']} | {epsilon:.6f} | {accuracy:.4f} | {proven:.3f} at {place} | {digests} |"
