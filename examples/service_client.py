@@ -35,7 +35,7 @@ def main(folder: str) -> None:
         line = service.stdout.readline()  # "serving at http://127.0.0.1:40123", as soon as it takes questions
         if not line:
             raise SystemExit("the service did not start; it has said why above")
-        address = line.split()[-1]
+        address = line.split()[-1].rstrip("/")
         about = ask(f"{address}/api/run")
         print(about["statement"]["in_words"])
         for pixels in load_digits().images[:3] / 16:

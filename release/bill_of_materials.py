@@ -30,6 +30,7 @@ SPDX = {
     "Apache Software License": "Apache-2.0",
     "ISC License": "ISC",
     "MIT License": "MIT",
+    "Mozilla Public License 2.0": "MPL-2.0",
     "Python Software Foundation License": "PSF-2.0",
 }
 
@@ -66,7 +67,7 @@ def licence(name: str) -> str:
 
 def _one_line(text: str | None) -> str | None:
     """Return a licence field that is a name; None for a whole licence text, which begins with anything."""
-    return text.strip() if text and "\n" not in text.strip() else None
+    return text.strip() if text and text.strip() != "UNKNOWN" and "\n" not in text.strip() else None
 
 
 def needed(name: str, extras: Iterable[str] = ()) -> set[str]:
