@@ -40,17 +40,17 @@ def run_digests(name: str, folder: Path) -> dict[str, str]:
     small = [change for change in _SMALL if private or not change.startswith("noise_multiplier")]
     changes = [word for change in (*small, *settings) for word in ("--set", change)]
     _command("train", "--dataset", "digits", "--method", method, "--out", str(folder), *changes)
-    found = {"weights": _tensors(folder / "model.safetensors")}
+    found = {"weights": tensors_digest(folder / "model.safetensors")}
     if (folder / "redistribution.json").exists():
         found["r"] = hashlib.sha256((folder / "redistribution.json").read_bytes()).hexdigest()
         _command("certify", str(folder), "--norm", "linf,l2", "--draws", "300", "--examples", "8")
-        found["certificates"] = _table(folder / "certificates.csv")
+        found["certificates"] = table_digest(folder / "certificates.csv")
     effort = ("--eot", "2", "--steps", "2", "--examples", "6", "--draws", "50", "--certify-draws", "100")
     names = "fgsm,madry,square" if name == "learned-input" else "mim"
     _command("attack", str(folder), "--attack", names, "--budget", "0.1", *effort, "--no-probes", "--keep-images")
-    found["attacks"] = _table(folder / "attacks.csv")
+    found["attacks"] = table_digest(folder / "attacks.csv")
     for file in sorted(folder.glob("attack*/*.safetensors")) + sorted(folder.glob("attack*.safetensors")):
-        found[f"images {file.name}"] = _tensors(file)
+        found[f"images {file.name}"] = tensors_digest(file)
     return found
 
 
@@ -65,7 +65,7 @@ def _command(*words: str) -> None:
                 raise
 
 
-def _table(path: Path) -> str:
+def table_digest(path: Path) -> str:
     """Return a digest of a table's cells, but for measured times and the family, which earlier tables lack.
 
     Radii of a network without noise are left out too: they are what a search for the largest provable one finds.
@@ -78,7 +78,7 @@ def _table(path: Path) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def _tensors(path: Path) -> str:
+def tensors_digest(path: Path) -> str:
     """Return a digest of the names and bytes of a file's tensors."""
     import safetensors
 

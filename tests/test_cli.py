@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from securesgd.cli.certify import _progress as certifying
 from securesgd.cli.progress import progress_bar
 from securesgd.presets import preset
 from securesgd.theory.certificates import CERTIFICATE_RULES
-from tests.command_line import run, run_here
+from tests.command_line import SECURESGD, run, run_here
 
 
 def _with_training(settings, changes):
@@ -141,6 +142,20 @@ print("loaded", [name for name in {heavy} if name in sys.modules], status)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == f"loaded [] {0 if '--help' in arguments else 2}"
+
+
+def test_bash_completes_commands_and_options(tmp_path):
+    """As `--install-completion` sets it up for a new shell, in a home folder of its own."""
+    home = {"HOME": str(tmp_path), "PATH": f"{SECURESGD.parent}:{os.environ['PATH']}"}
+    install = ["bash", "-c", "securesgd --install-completion; exit $?"]  # which shell it is, the command sees by itself
+    subprocess.run(install, env=os.environ | home, capture_output=True, check=True)
+    for words, expected in (("securesgd cer", "certify"), ("securesgd certify --dra", "--draws")):
+        script = f"source ~/.bashrc; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+        script += "_securesgd_completion securesgd; echo ${COMPREPLY[@]}"
+        answer = subprocess.run(
+            ["bash", "-c", script], env=os.environ | home, capture_output=True, text=True, check=True
+        )
+        assert answer.stdout.split() == [expected], answer.stderr
 
 
 def test_the_help_of_certify_names_every_rule():

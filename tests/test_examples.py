@@ -1,6 +1,7 @@
 """Every program of examples/ runs from beginning to end as a user starts it: short here, whole in the slow suite."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,11 +22,28 @@ SHORTER = {
         ("examples=40, eot=5", "examples=4, eot=1, steps=2, sanity_checks=False"),
     ],
     "own_loop.py": [("steps = 120", "steps = 32"), ("delta=1e-4", "delta=1e-4, accountant='rdp'")],
+    "table.py": [
+        ("steps=120", "steps=4, accountant='rdp'"),
+        ("run.certify()", "run.certify(examples=4)"),
+        ("0.05])", "0.05], examples=4, steps=2, sanity_checks=False)"),
+    ],
+    "image_folder.py": [
+        ("steps=100", "steps=4, accountant='rdp'"),
+        ("examples=100, draws=1_000", "examples=4, draws=50"),
+        ("examples=40, eot=5", "examples=4, eot=1, steps=2, sanity_checks=False"),
+    ],
+    "service_client.py": [("steps=100", "steps=4"), ("copies=2", "copies=1")],
     "private_digits.py": [("default=200", "default=10"), ("delta=1e-4", "delta=1e-4, accountant='rdp'")],
 }
 
 NEEDS = {"lightning_loop.py": "lightning", "hugging_face_trainer.py": "transformers"}  # no dependencies of ours
 TESTED_ELSEWHERE = {"onnx_voter.py"}  # by tests/test_export.py: it takes an exported model and trains none
+
+
+def test_every_example_has_its_line_in_the_readme():
+    listed = (ROOT / "examples" / "README.md").read_text()
+    programs = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".sh")}
+    assert programs | {"breast_cancer/run.sh"} == {*re.findall(r"^\| \[([\w/.]+)\]", listed, re.M)}
 
 
 @pytest.mark.parametrize("size", ["short", pytest.param("whole", marks=pytest.mark.slow)])

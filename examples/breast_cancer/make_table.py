@@ -11,16 +11,16 @@ from pathlib import Path
 from sklearn.datasets import load_breast_cancer
 
 
-def main() -> None:
+def write_table(path: Path) -> None:
     data = load_breast_cancer()
-    path = Path(sys.argv[1] if len(sys.argv) > 1 else "cancer.csv")
     with path.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow([*data.feature_names, "diagnosis"])
         for row, label in zip(data.data, data.target, strict=True):
             table.writerow([*(f"{value:g}" for value in row), data.target_names[label]])
-    print(path)
 
 
 if __name__ == "__main__":
-    main()
+    place = Path(sys.argv[1] if len(sys.argv) > 1 else "cancer.csv")
+    write_table(place)
+    print(place)

@@ -79,13 +79,18 @@ def build_trained_model(
 
     A network that is not built in comes from `source`: the import path in the configuration is never followed by
     itself, because importing is running code. A module is copied, not changed.
-    Raises: InvalidInputError if a source is needed, or has another structure than the digest `structure`;
-    DamagedFileError if the weights do not fit.
+    Raises: InvalidInputError if a source is needed, is given for a built-in network, or has another structure than the
+    digest `structure`; DamagedFileError if the weights do not fit.
     """
     if config.network not in NETWORKS and source is None:
         raise InvalidInputError(
             f"this run has a network of its own ({config.network}); give it: load_run(path, network=…) or "
             "--network package.module:function"
+        )
+    if config.network in NETWORKS and source not in (None, config.network):
+        raise InvalidInputError(
+            f"network is {source if isinstance(source, str) else type(source).__name__}, but the run has the built-in "
+            f"network {config.network}; leave it out"
         )
     try:
         if config.network in NETWORKS:

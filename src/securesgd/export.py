@@ -34,7 +34,7 @@ from securesgd.errors import InvalidInputError, printable
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.validate_network import random_inputs
 from securesgd.runtime import run_folder as names
-from securesgd.runtime.storage import file_digest, write_whole
+from securesgd.runtime.storage import file_digest, require_writable, write_whole
 from securesgd.validate import validate_positive
 
 if TYPE_CHECKING:
@@ -66,12 +66,14 @@ def export_onnx(run: "Run", path: str | Path, *, norm: str | None = None) -> Pat
     several numbers of draws, before it is written. `sensitivity` is a proven upper bound of Δ in `norm` (None: the
     run's own). The same run and versions give the same bytes, which name no place on this machine.
     Assumes: who predicts draws fresh noise, and computes in the precision of the weights (no reduced precision).
-    Raises: InvalidInputError if there is something at `path`, the packages of the extra are missing, the model has an
-    operator that ONNX does not have or decides by values, or a norm is given for a model without noise.
+    Raises: InvalidInputError if there is something at `path` or it cannot be written, the packages of the extra are
+    missing, the model has an operator that ONNX does not have or decides by values, or a norm is given for a model
+    without noise.
     """
     path = Path(path)
     if path.exists() or path.is_symlink():
         raise InvalidInputError(f"{path} exists and is not overwritten; give the name of a new file")
+    require_writable(path)
     _require_packages()
     run.require_own_model()
     model = run.model

@@ -45,6 +45,7 @@ def check_run(
     """
     folder = Path(path)
     torch_device(device)  # refused here, and not as a claim that is false
+    _require_use_for(network, folder)
     findings, loaded = check_files(folder, public_key), []
 
     def load(evidence: Evidence) -> str:
@@ -65,6 +66,16 @@ def check_run(
     return CheckResult((*findings, *unchecked_files(folder, CHECKED)))
 
 
+def _require_use_for(network: NetworkSource | None, folder: Path) -> None:
+    """Raise InvalidInputError if a network is given for a run that says it has a built-in one."""
+    try:
+        own = Evidence(folder).config.get("network")
+    except (SecureSGDError, NotCheckable):
+        return  # a damaged file is a finding
+    if network is not None and own in NETWORKS and network != own:
+        raise InvalidInputError(f"network is given, but {folder} has the built-in network {own}; leave it out")
+
+
 def _check_loaded(run: Run, dataset: str | None, examples: int | None) -> list[Finding]:
     """Return the outcome of the claims that take the network of a run, with the data that can be found."""
     test_set: tuple[Tensor, Tensor] | None = None
@@ -72,6 +83,8 @@ def _check_loaded(run: Run, dataset: str | None, examples: int | None) -> list[F
     try:
         test_set = tensors_of(run.data if dataset is None else _named_data(run, dataset))
     except (SecureSGDError, OSError) as error:
+        if dataset is not None:
+            raise
         reason = str(error)
     return check_network(run.path, run.config, run.model, test_set, reason, examples)
 

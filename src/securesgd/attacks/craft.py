@@ -116,8 +116,7 @@ def attack_labels(
     away = labels if settings.labels == "true" else predicted
     classes = values.votes.shape[1]
     if settings.target.isdecimal():
-        if int(settings.target) >= classes:
-            raise InvalidInputError(f"target class {settings.target} does not exist; valid: 0 to {classes - 1}")
+        settings.require_target_below(classes)
         return torch.full_like(labels, int(settings.target))
     mean = values.probabilities.scatter(1, away[:, None], torch.nan)
     if settings.target == "runner-up":

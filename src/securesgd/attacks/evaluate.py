@@ -108,6 +108,8 @@ def evaluate_run(
     if validate_count("examples", examples, 0):
         inputs, targets = inputs[:examples], targets[:examples]
     outputs, processes = _require_fit(model, inputs, targets, classes), Processes()
+    for attack in attacks:
+        attack.require_target_below(outputs)
     with ExitStack() as stack:
         cells = processes.on_first(lambda: stack.enter_context(Cells.open(folder, fingerprint(model))))
         names = {attack: cell_name(attack, asdict(settings)) for attack in attacks}

@@ -165,6 +165,11 @@ class AttackSettings:
         for name, (least, most) in _RANGES.items():
             validate_count(name, getattr(self, name), least, most)
 
+    def require_target_below(self, classes: int) -> None:
+        """Return if the attack does not aim at a class that a model of so many has not. Raises: InvalidInputError."""
+        if self.target is not None and self.target.isdecimal() and int(self.target) >= classes:
+            raise InvalidInputError(f"target class {self.target} does not exist; valid: 0 to {classes - 1}")
+
     @property
     def identity(self) -> dict[str, Any]:
         """What two attacks must share to be the same measurement: everything but the speed settings.

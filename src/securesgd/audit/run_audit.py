@@ -18,7 +18,7 @@ from securesgd.models.networks import NETWORKS
 from securesgd.privacy import read_ledger
 from securesgd.runtime import run_folder as names
 from securesgd.runtime.processes import Processes
-from securesgd.runtime.storage import write_json
+from securesgd.runtime.storage import require_writable, write_json
 
 
 def audit_run(
@@ -36,8 +36,10 @@ def audit_run(
 
     Guarantee: as `Run.audit`. `record` is the content of model.json; a copy of `model` is trained anew if it is not a
     built-in network, on the device of `model` in any case.
+    Raises: InvalidInputError if the folder cannot be written to, before anything is trained.
     """
     settings = settings or AuditSettings()
+    require_writable(folder)
     claim = claim_of_ledger(read_ledger(folder / names.LEDGER))
     training = audited_training(
         config, claim, input_shape=tuple(record["input_shape"]), classes=int(record["classes"]),

@@ -14,7 +14,9 @@ from securesgd.cli.app import app, print_balance
 from securesgd.cli.noise import DEFAULT_DELTA, print_noise_table
 from securesgd.cli.progress import progress_bar
 from securesgd.cli.train import training_progress
-from securesgd.runtime.run_folder import REPORT
+from securesgd.errors import InvalidInputError
+from securesgd.runtime.run_folder import REPORT, RunFolder
+from securesgd.runtime.storage import require_writable
 
 if TYPE_CHECKING:
     from securesgd.attacks.evaluate import Evaluation
@@ -36,6 +38,9 @@ def demo(
     from securesgd.run_training import train_run
     from securesgd.theory.noise_table import noise_rows
 
+    if RunFolder(out).occupied and not (out / "fig1").exists():
+        raise InvalidInputError(f"{out} is not empty, and not of a demo; give another --out")
+    require_writable(out / "fig1")
     print_noise_table(noise_rows(epsilon=[0.5, 1, 2, 4, 8], delta=[DEFAULT_DELTA]), answer="sigma")
     for path in reproduce("fig1", out / "fig1", out):
         print(path)

@@ -33,7 +33,7 @@ def report(
     path = out or runs[0] / REPORT
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     written = make(runs, path)
-    for line in [*written.missing, *refresh_model_card(runs, path)]:
+    for line in [*(f"in {words}" for words in written.missing), *refresh_model_card(runs, path)]:
         console.print(f"[yellow]missing[/] {escape(printable(line))}", markup=True)
     for line in written.failures:
         console.print(f"[red]not believed[/] {escape(printable(line))}", markup=True)

@@ -62,7 +62,10 @@ def reproduce(
             _reproduce(plan_experiments(experiment, out, profile=profile, jobs=jobs), out, work, draw=True)
         return
     from securesgd.runtime.processes import process_group
+    from securesgd.runtime.storage import require_writable
 
+    for folder in (out, work):
+        require_writable(folder / experiment)  # before hours of work
     with process_group() as processes:
         if processes.count > 1 and jobs is not None:
             raise InvalidInputError(f"jobs is {jobs}; valid under torchrun: none, each process measures a cell at once")

@@ -19,6 +19,7 @@ from securesgd.cli.app import Device, Interrupted, Resize, Schema, SkipBad, Targ
 from securesgd.cli.progress import progress_bar
 from securesgd.errors import InvalidInputError, printable
 from securesgd.runtime.run_folder import RunFolder
+from securesgd.runtime.storage import require_writable
 
 if TYPE_CHECKING:
     from securesgd.config import RunConfig
@@ -90,6 +91,8 @@ def train(
     from securesgd.runtime.machine import keep_memory
     from securesgd.runtime.processes import process_group
 
+    if resume and finish:
+        raise InvalidInputError("--resume and --finish are both given; valid: one of them")
     keep_memory()
     options = {"network": network or None, "epsilon": epsilon, "delta": delta}
     options |= {"target": target, "schema": schema, "resize": resize, "skip_bad": skip_bad or None}
@@ -139,6 +142,7 @@ def _has_same_run(out: Path, config: "RunConfig") -> bool:
 def _require_free(out: Path) -> None:
     if RunFolder(out).occupied:
         raise InvalidInputError(f"{out} is not empty; resume it with --resume, or choose another folder")
+    require_writable(out)
 
 
 def print_run(run: "Run", *, as_json: bool, note: str) -> None:

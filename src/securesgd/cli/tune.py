@@ -15,6 +15,7 @@ from securesgd.cli.app import Device, Interrupted, Resize, Schema, SkipBad, Targ
 from securesgd.cli.train import print_run
 from securesgd.errors import InvalidInputError, printable
 from securesgd.runtime.run_folder import RunFolder
+from securesgd.runtime.storage import require_writable
 
 if TYPE_CHECKING:
     from securesgd.tuning import TrialReport
@@ -87,6 +88,7 @@ def tune(
     given = {name: value for name, value in options.items() if value is not None} | parse_settings(changes or [])
     if RunFolder(out).occupied and not resume:  # before data are read
         raise InvalidInputError(f"{out} is not empty; resume its search with --resume, or choose another folder")
+    require_writable(out)
     was_complete = RunFolder(out).complete
     fitted = fitted_config(dataset, method, config, **given)
     for note in () if fitted.loaded is None else fitted.loaded.notes:

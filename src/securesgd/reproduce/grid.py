@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securesgd.errors import DamagedFileError
+from securesgd.errors import DamagedFileError, SecureSGDError
 from securesgd.runtime.tables import read_rows, write_rows
 
 Cell = dict[str, Any]
@@ -116,6 +117,11 @@ def _measure_cells(todo: list[Cell], measure: Measure, work: Path, jobs: int) ->
                     return
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(future), future.result()
+        except BrokenProcessPool:
+            raise SecureSGDError(
+                f"one of {jobs} worker processes was killed, as when memory runs out; measured cells are kept: give "
+                "the same command again, with --jobs 1 if memory is short"
+            ) from None
         finally:
             for future in running:
                 future.cancel()

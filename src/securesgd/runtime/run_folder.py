@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from securesgd.errors import DamagedFileError, InvalidInputError
-from securesgd.runtime.storage import is_leftover, read_json, write_whole
+from securesgd.runtime.storage import is_leftover, read_json, require_writable, write_whole
 
 if TYPE_CHECKING:  # reading a folder needs no torch
     from securesgd.runtime.randomness import Randomness
@@ -146,7 +146,11 @@ class RunFolder:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Keep others out within the context. Raises: InvalidInputError if another process certifies or attacks there."""
+    """Keep others out within the context.
+
+    Raises: InvalidInputError if another process certifies or attacks there, or the folder cannot be written to.
+    """
+    require_writable(folder)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

@@ -18,6 +18,7 @@ __all__ = [
     "read_bytes",
     "read_json",
     "read_toml",
+    "require_writable",
     "sync_folder",
     "write_all",
     "write_json",
@@ -37,7 +38,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from securesgd.errors import DamagedFileError
+from securesgd.errors import DamagedFileError, InvalidInputError
 
 MAX_JSON = 64 << 20
 """Bytes. The largest of ours is the r of a wide first layer: a million numbers of 25 characters."""
@@ -80,6 +81,27 @@ def create_draft(folder: Path, mode: int) -> tuple[Path, int]:
     """Return a new file of a random name in `folder` and its descriptor; the name was free, so it is no link."""
     draft = folder / f".securesgd-{secrets.token_hex(8)}.partial"
     return draft, os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+
+
+def require_writable(path: Path) -> None:
+    """Return if a file or folder can be made at `path`, or written to if it is a folder; nothing is left there.
+
+    For a command whose work would be lost if it found out at its end.
+    Raises: InvalidInputError if `path` is in a file, or in a folder that cannot be written to.
+    """
+    folder = path.absolute().parent if path.is_file() else path.absolute()  # a file is replaced by one beside it
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    if not folder.is_dir():
+        raise InvalidInputError(f"{path} cannot be written: {folder} is no folder; give a path in a folder of yours")
+    try:
+        draft, descriptor = create_draft(folder, 0o600)
+        os.close(descriptor)
+        draft.unlink()
+    except OSError as error:
+        raise InvalidInputError(
+            f"{path} cannot be written: {folder}: {error.strerror}; give a path in a folder of yours"
+        ) from None
 
 
 def is_leftover(path: Path) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from securesgd.errors import InvalidInputError
+from securesgd.runtime.storage import require_writable
 from securesgd.training.result import StepReport
 
 _POINTS = 200  # per curve
@@ -20,11 +21,12 @@ def tensorboard_logger(folder: str | Path) -> Callable[[StepReport], None]:
     a step, at two hundred steps of the run. Loss and batch size are not written: epsilon does not cover them. Epsilon
     and the learning rate are public; the accuracy is about the held-out examples, and the times are a measurement,
     which no epsilon covers either. Points of steps that a resumed run repeats replace those of the first attempt.
-    Raises: InvalidInputError if the package tensorboard is not installed, or `folder` is a file.
+    Raises: InvalidInputError if the package tensorboard is not installed, or `folder` cannot be written to.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise InvalidInputError(f"{folder} is a file; give the path of a folder for TensorBoard")
+    require_writable(folder)
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
