@@ -57,6 +57,7 @@ MUTATIONS = {
     "score of an example that is not finite": ("models/gradient_scores.py", "return torch.where(finite, scores, 0.0)", "return scores", "models/test_redistribution.py -k finite"),
     "given copies clipped as examples": ("clipping/batch.py", "self.inputs.flatten(0, 1) if self.copies_given", "self.inputs[:, 0].repeat_interleave(self.copies, 0) if self.copies_given", "training/test_kept_features.py -k averaged"),
     "kept features with one noise for all copies": ("training/kept_features.py", "features = network.features(rows)", "features = network.features(rows[::copies]).repeat_interleave(copies, 0)", "training/test_kept_features.py -k noise_of_their_own"),
+    "a front end that mixes is not noticed": ("models/front_end.py", "if len(features) != _ROWS or not torch.equal(features[~replaced], front_end(inputs)[~replaced]):", "if False:", "training/test_kept_features.py -k mixes_examples"),
     "features left on disk": ("training/kept_features.py", "tempfile.TemporaryFile(dir=folder)", "tempfile.NamedTemporaryFile(dir=folder, delete=False)", "training/test_kept_features.py -k noise_of_their_own"),
     # examples that mix, hooks
     "mixing looked for at example 0 only": ("clipping/separation.py", "return cls(torch.arange(count), (order[: count // 2], order[count // 2 :]))", "return cls(torch.arange(count), (torch.arange(1), torch.arange(1)))", "clipping/test_separation.py -k mixes"),

@@ -207,3 +207,36 @@ def test_a_loop_of_ones_own_gets_the_images_themselves(tmp_path):
 def test_a_front_end_has_nothing_to_train():
     with pytest.raises(InvalidInputError, match=r"the front end has the parameter 0\.weight"):
         FrontEnd(nn.Linear(3, 3))
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(dim=0)
+
+
+class Neighbour(nn.Module):
+    def forward(self, x):
+        return x + 1e-3 * x.roll(1, dims=0)
+
+
+class Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def forward(self, x):
+        before, self.last = self.last, x.sum()
+        return x if before is None else x + before
+
+
+@pytest.mark.parametrize("layer", [Centred, Neighbour, Remembers])
+def test_a_front_end_that_mixes_examples_is_refused(tmp_path, layer):
+    model = nn.Sequential(FrontEnd(layer()), nn.Flatten(), nn.Linear(144, 3))
+    with pytest.raises(InvalidInputError, match="the front end mixes examples or remembers them"):
+        train(model, images(), settings(), tmp_path / "run")
+
+
+def test_batch_statistics_in_a_front_end_are_refused(tmp_path):
+    model = nn.Sequential(FrontEnd(nn.BatchNorm2d(1, affine=False)), nn.Flatten(), nn.Linear(144, 3))
+    with pytest.raises(InvalidInputError, match="BatchNorm"):
+        train(model, images(), settings(), tmp_path / "run")

@@ -5,10 +5,13 @@ What comes out of it, the *features* of an input, is the same in every step of a
 
 __all__ = ["FeatureNetwork", "FrontEnd", "front_end_of"]
 
+import torch
 from torch import Tensor, nn
 
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
+
+_ROWS, _TRIALS = 16, 8  # of a comparison: a mixed pair of rows is split in half of the trials
 
 
 class FrontEnd(nn.Sequential):
@@ -66,6 +69,27 @@ class FeatureNetwork(nn.Module):
         front_end = front_end_of(self.model)
         assert front_end is not None
         return front_end(self.model.noisy(inputs) if isinstance(self.model, NoisyNetwork) else inputs)
+
+    @torch.no_grad()
+    def require_separate(self, input_shape: tuple[int, ...]) -> None:
+        """Return if no features of an example were seen to change with the other examples, or in a second pass.
+
+        Made-up inputs are compared, in random halves and bit for bit, so that the outcome tells nothing about the data.
+        Raises: InvalidInputError if they change: what is kept of an example would depend on others.
+        """
+        front_end = front_end_of(self.model)
+        assert front_end is not None
+        like = next(self.parameters())
+        for _ in range(_TRIALS):
+            inputs, others = torch.rand(2, _ROWS, *input_shape, dtype=like.dtype, device=like.device)
+            replaced = torch.rand(_ROWS, device=like.device) < 0.5
+            features = front_end(inputs)
+            inputs[replaced] = others[replaced]
+            if len(features) != _ROWS or not torch.equal(features[~replaced], front_end(inputs)[~replaced]):
+                raise InvalidInputError(
+                    "the front end mixes examples or remembers them: kept features of one would depend on others; "
+                    "valid: layers that treat every example by itself"
+                )
 
 
 def _without_noise(model: nn.Module) -> nn.Module:

@@ -32,7 +32,8 @@ def describe_code(value: object, depth: int = 0, seen: set[int] | None = None) -
     if isinstance(value, _PLAIN):
         return repr(value)
     seen = set() if seen is None else seen
-    if depth > _DEEPEST or id(value) in seen or (isinstance(value, Sized) and len(value) > _LARGEST):
+    has_length = isinstance(value, Sized) and getattr(value, "ndim", 1) > 0  # an array of one number has none
+    if depth > _DEEPEST or id(value) in seen or (has_length and len(value) > _LARGEST):  # type: ignore[arg-type]
         return type(value).__qualname__
     if hasattr(value, "__dict__"):
         seen.add(id(value))

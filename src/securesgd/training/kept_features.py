@@ -57,7 +57,9 @@ class KeptFeatures:
     Guarantee: what is kept of an example is a function of that example, of public settings and of secret random numbers
     drawn for its place: DP-SGD on it is DP-SGD on the examples. The file has no name, so that it is gone when the
     process ends, however it ends; a resumed run computes the same again.
-    Assumes: front end and noise treat examples one by one, and do not change in training.
+    Assumes: front end and noise treat examples one by one (which is tried: `require_separate`), and do not change in
+    training.
+    Raises: InvalidInputError if the front end is seen to mix examples.
     """
 
     def __init__(
@@ -69,6 +71,8 @@ class KeptFeatures:
         folder: Path,
     ) -> None:
         device, copies, targets = next(network.parameters()).device, settings.copies, []
+        with torch.random.fork_rng():
+            network.require_separate(tuple(examples.batch(np.arange(1))[0].shape[1:]))
         with torch.random.fork_rng(), torch.no_grad(), tempfile.TemporaryFile(dir=folder) as file:
             for start in range(0, len(examples), _AT_ONCE):
                 inputs, labels = examples.batch(np.arange(start, min(start + _AT_ONCE, len(examples))))
