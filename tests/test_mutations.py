@@ -262,7 +262,7 @@ MUTATIONS = {
     "bounds of an audit believed": ("check/audit_claim.py", "require_equal(AUDIT, pairs, rel_tol=1e-6)", "pass", "check/test_audit_claim.py -k forged"),
     "rows read ahead for another step": ("training/read_ahead.py", "if begun is not None and begun[0] == step else", "if begun is not None else", "training/test_read_ahead.py"),
     "the sample of the step before read ahead": ("training/read_ahead.py", "self._thread.submit(self._read, step + 1)", "self._thread.submit(self._read, step)", "training/test_read_ahead.py -k computed"),
-    "a Dataset read ahead": ("training/private_training.py", "if isinstance(self._examples, StoredExamples):", "if True:", "training/test_read_ahead.py -k dataset"),
+    "a Dataset read ahead": ("training/private_training.py", "if isinstance(examples, StoredExamples):", "if True:", "training/test_read_ahead.py -k dataset"),
     "resumed on another number of threads": ("training/private_training.py", 'compute_threads(int(begin.record.get("threads", torch.get_num_threads())))', "compute_threads(torch.get_num_threads())", "training/test_same_machine.py -k threads"),
     "resumed on another kind of processor": ("training/accounted_run.py", '(("device", ""), ("instructions", "a processor with "))', '(("device", ""),)', "training/test_same_machine.py -k processor"),
     "noise of own loops not bound to their sums": ("training/private_training.py", 'f"{asked} {sums_digest(sums)}"', 'f"{asked}"', "hostile/test_new_guarantees.py -k another_loss"),

@@ -130,8 +130,10 @@ def test_the_report_of_one_answer(constant, tmp_path):
     box = page[page.index(BOX) : page.index('<div class="numbers">')]
     assert "answers are &#34;cat&#34;, though 12 of 60 examples are of other classes" in box
     table = page.split("<h2>Accuracy</h2>")[1].split("</table>")[0]
-    assert re.findall(r"<td>dog</td><td>([\d.]+)<small>of (\d+)", table) == [("0.000", "12")]
-    assert len(re.findall(r"0\.000<small>of 12", table)) == 4  # test set, certified, before and after the attack
+    assert re.findall(r"<td>dog</td><td[^>]*>([\d.]+)<small>of (\d+)", table) == [("0.000", "12")]
+    assert (
+        len(re.findall(r"0\.000<small>of 12", table)) == 5
+    )  # test set, certified, proven, before and after the attack
     report([constant.path, shutil.copytree(constant.path, tmp_path / "other")], tmp_path / "both.html")
     comparison = (tmp_path / "both.html").read_text().split("<article")[0]
     assert comparison.count("the accuracies say little") == 2

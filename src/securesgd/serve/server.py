@@ -47,7 +47,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a bound socket; port 0 is any free one. Raises: InvalidInputError if the address cannot be used."""
+    """Return a socket that takes connections; port 0 is any free one. Raises: InvalidInputError if the address cannot be used."""
     validate_count("port", port, at_least=0, at_most=65_535)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -57,6 +57,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen()  # before the address is announced, so that nobody who reads it is refused
     except OSError as error:
         listening.close()
         reason = error.strerror or str(error)
