@@ -47,7 +47,10 @@ def is_loopback(host: str) -> bool:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that takes connections; port 0 is any free one. Raises: InvalidInputError if the address cannot be used."""
+    """Return a socket that takes connections; port 0 is any free one.
+
+    Raises: InvalidInputError if the address cannot be used.
+    """
     validate_count("port", port, at_least=0, at_most=65_535)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
