@@ -12,7 +12,7 @@ batch       seconds of a step of the MNIST network, and memory beyond that of th
 accounting  seconds of the epsilons of a whole run, one per ledger line, and of its calibration, against the steps
 share       seconds of all epsilons of the MNIST preset's run and of its calibration, against those of all its steps
 certify     seconds of the l2 certificates of 4 images, MNIST network with noise in its first layer, against the draws
-processes   seconds by the clock of the l2 certificates of 8 such images at 512 draws, against the processes of torchrun
+processes   seconds by the clock of the l2 certificates of 32 such images at 512 draws, against the processes of torchrun
 
 `seconds` of the processor is the median over `n` measurements, `spread` the distance between their quartiles;
 `clock_seconds` by the clock are more on a busy machine, and `load` says how busy: the average number of processes that
@@ -40,7 +40,7 @@ BATCHES = [256, 512, 1024, 2048, 4096]
 STEPS = [100, 1000, 10_000, 100_000]
 DRAWS = [128, 512, 2048, 8192]
 IMAGES = 4
-SHARED_IMAGES, SHARED_DRAWS = 8, 512
+SHARED_IMAGES, SHARED_DRAWS = 32, 512
 PROCESSES = [1, 2]
 
 
@@ -195,14 +195,15 @@ def share_rows(repeats: int) -> Iterator[dict[str, Any]]:
     from securesgd.privacy import calibrated_noise_multiplier
     from securesgd.training.examples import as_examples
 
-    training = run_config("mnist", "dpsgd").training
+    config = run_config("mnist", "dpsgd")
+    training = config.training
     rate, steps = training.batch_size / 60_000, training.steps
     ledger = timed(_ledger(rate, steps, training.block, training.epsilon, training.delta), repeats)
     calibration = timed(
         lambda i: calibrated_noise_multiplier(training.epsilon + 1e-4 * (i + 1), training.delta, rate, steps), repeats
     )
     data = as_examples((torch.rand(20_000, 1, 28, 28), torch.randint(10, (20_000,))))
-    step = dpsgd_step(network("mnist-cnn", (1, 28, 28), 10), data, training.batch_size, training.micro_batch)
+    step = dpsgd_step(network(config.network, (1, 28, 28), 10), data, training.batch_size, training.micro_batch)
     measured = timed(step.gradient, repeats)
     accounting = ledger["seconds"] + calibration["seconds"]
     row = {"part": "share", "batch": training.batch_size, "steps": steps, "step_seconds": measured["seconds"]}
@@ -233,7 +234,8 @@ def _certified_network() -> Any:
     from securesgd.models.noisy import NoisyNetwork
 
     torch.manual_seed(0)
-    return NoisyNetwork(network("mnist-cnn", (1, 28, 28), 10), (1, 28, 28), place="first-layer").eval()
+    bare = network("mnist-cnn", (1, 28, 28), 10)
+    return NoisyNetwork(bare, (1, 28, 28), norm="l2", radius_per_std=0.3, place="first-layer").eval()
 
 
 def one_share(folder: str, repeats: int) -> dict[str, Any] | None:
@@ -244,6 +246,7 @@ def one_share(folder: str, repeats: int) -> dict[str, Any] | None:
     from securesgd.run import load_run
     from securesgd.runtime.processes import process_group
 
+    torch.manual_seed(0)  # the same images in all processes
     with process_group() as processes:
         run = load_run(folder, network=network("mnist-cnn", (1, 28, 28), 10))
         data = (torch.rand(SHARED_IMAGES, 1, 28, 28), torch.arange(SHARED_IMAGES) % 10)
