@@ -12,7 +12,7 @@ batch       seconds of a step of the MNIST network, and memory beyond that of th
 accounting  seconds of the epsilons of a whole run, one per ledger line, and of its calibration, against the steps
 share       seconds of all epsilons of the MNIST preset's run and of its calibration, against those of all its steps
 certify     seconds of the l2 certificates of 4 images, MNIST network with noise in its first layer, against the draws
-processes   seconds by the clock of the l2 certificates of 32 such images at 512 draws, against the processes of torchrun
+processes   seconds by the clock of the l2 certificates of 32 such images at 512 draws, against torchrun's processes
 
 `seconds` of the processor is the median over `n` measurements, `spread` the distance between their quartiles;
 `clock_seconds` by the clock are more on a busy machine, and `load` says how busy: the average number of processes that
