@@ -79,3 +79,12 @@ def test_a_run_is_not_resumed_on_another_kind_of_processor_but_can_be_finished(t
         train(small_model(), small_data(), small_settings(), tmp_path / "run", resume=True)
     result = train(small_model(), small_data(), small_settings(), tmp_path / "run", finish=True, on_step=no_step)
     assert result.steps == 4
+
+
+def test_a_refused_resume_leaves_the_first_weights_free_for_another_run(tmp_path, monkeypatch):
+    killed_run(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+        with pytest.raises(InvalidInputError):
+            train(small_model(seed=11), small_data(), small_settings(), tmp_path / "run", resume=True)
+    train(small_model(seed=11), small_data(), small_settings(noise_seed=None, steps=2), tmp_path / "new")

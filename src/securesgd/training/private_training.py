@@ -128,10 +128,10 @@ class PrivateTraining:
                 require_first_training(self.model, digest)
             open_accounted = AccountedRun.resume if resuming else AccountedRun.start
             run = self._run = open_accounted(self._files, fingerprint, state.checkpoint(), digest)
-            self._cleanup.callback(note_training, self.model, digest, run.begin)
             self._cleanup.callback(run.ledger.close)
             if not self._is_finish:
                 run.require_machine(fingerprint.machine())
+            self._cleanup.callback(note_training, self.model, digest, run.begin)
             return run.randomness, run.begin, self._on_step is not None, run.ledger.epsilon
 
         self._cleanup.enter_context(open_training(self.model, self._files.path))
