@@ -33,7 +33,7 @@ from securesgd.runtime.run_folder import CONFIG, IN_MEMORY, OWN_NETWORK
 from securesgd.runtime.storage import read_toml
 from securesgd.theory import NORMS, noise_multiplier
 from securesgd.theory.redistribution import Direction
-from securesgd.training.settings import TrainingSettings
+from securesgd.training.settings import MAX_STEPS, TrainingSettings
 from securesgd.validate import validate_count, validate_positive, validate_types
 
 
@@ -115,7 +115,9 @@ class RunConfig:
     holdout: int = 0
     """Training examples that are set apart to watch the accuracy; epsilon does not cover them."""
     public_dataset: str | None = None
-    """For redistribution = "public": a data set declared public."""
+    """A data set that you declare public, for redistribution = "public" or `public_steps`; images are resized."""
+    public_steps: int = 0
+    """Steps of ordinary training on `public_dataset`, from which the first weights come, at no cost in privacy."""
     robustness: RobustnessSettings = field(default_factory=RobustnessSettings)
     """The noise of the network."""
     adlm: AdlmSettings | None = None
@@ -147,10 +149,29 @@ class RunConfig:
             self.robustness.radius_per_std(chosen.mechanism)  # classic refuses robust_epsilon > 1 here, not later
         if self.way == "public" and self.public_dataset is None:
             raise InvalidInputError("redistribution 'public' needs public_dataset, a data set you declare public")
-        if self.public_dataset is not None and self.way != "public":
-            raise InvalidInputError(f"public_dataset is for redistribution = 'public', got {self.way!r}")
+        self._validate_public_steps()
         if self.way == "private" and not chosen.private:
             raise InvalidInputError(f"redistribution 'private' needs a private method, got {self.method}")
+
+    def _validate_public_steps(self) -> None:
+        """Raise InvalidInputError if `public_dataset` and `public_steps` do not fit each other, the method or data."""
+        validate_count("public_steps", self.public_steps, at_least=0, at_most=MAX_STEPS)
+        if self.public_dataset is not None and self.way != "public" and not self.public_steps:
+            raise InvalidInputError(
+                f"public_dataset is {self.public_dataset}, but nothing reads it; valid: with redistribution = 'public' "
+                "or with public_steps"
+            )
+        if not self.public_steps:
+            return
+        if self.public_dataset is None:
+            raise InvalidInputError(
+                f"public_steps is {self.public_steps}, but there is no public_dataset; valid: a data set you declare "
+                "public"
+            )
+        if self.public_dataset == self.dataset:
+            raise InvalidInputError(f"public_dataset is {self.dataset}, the private data; valid: another data set")
+        if method(self.method).adlm:
+            raise InvalidInputError("public_steps are not for the method adlm; valid: public_steps = 0")
 
     @property
     def way(self) -> str:

@@ -22,7 +22,9 @@ def own_config(model: nn.Module, loaded: LoadedData | None, network: str | None,
         raise InvalidInputError(f"network is {network!r}; valid: an import path like package.module:function, or None")
     tables: dict[str, dict[str, Any]] = {"training": {}, "robustness": {}, "top": {}}
     places = {field.name: "robustness" for field in fields(RobustnessSettings)}
-    places |= {field.name: "training" for field in fields(TrainingSettings)} | {"public_dataset": "top"}
+    places |= {field.name: "training" for field in fields(TrainingSettings)} | dict.fromkeys(
+        ("public_dataset", "public_steps"), "top"
+    )
     for name, value in settings.items():
         if name not in places:
             raise InvalidInputError(f"unknown setting {name!r}: {nearest(name, places)}")

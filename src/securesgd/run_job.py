@@ -25,11 +25,13 @@ from securesgd.certificates.stored_certificates import examples_digest
 from securesgd.clipping.losses import Loss
 from securesgd.config import IN_MEMORY, RunConfig, saved_config
 from securesgd.data.load import LoadedData, load_data
+from securesgd.data.public_images import public_examples
 from securesgd.errors import InvalidInputError, SecureSGDError
 from securesgd.models.interval_network import IntervalNetwork
 from securesgd.models.networks import NETWORKS
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import predicted_classes, share_right
+from securesgd.models.validate_network import random_inputs, run_network
 from securesgd.own_config import difference_in_words, own_config
 from securesgd.privacy import Ledger
 from securesgd.report.model_card import write_model_card
@@ -48,6 +50,7 @@ from securesgd.training.examples import as_examples, check_range, tensors_of
 from securesgd.training.held_out import HeldOutMetrics
 from securesgd.training.loop import train as train_model
 from securesgd.training.optimizer import OwnOptimizer, OwnScheduler
+from securesgd.training.public_start import learn_from_public
 from securesgd.training.result import StepReport, TrainingResult
 from securesgd.training.step_loss import loss_of_step, per_example_cross_entropy
 from securesgd.training.trained_weights import remember_weights
@@ -100,6 +103,16 @@ class RunJob:
             "scheduler": self.scheduler,
             "one_off_release": redistribution_release(config, model),
         }
+
+    def learn_from_public(self) -> None:
+        """Give the model its first weights, if they are to come from public data."""
+        if not self.config.public_steps:
+            return
+        inputs, _ = as_examples(self.examples).batch(np.arange(1))
+        shape = tuple(inputs.shape[1:])
+        classes = run_network(self.model, random_inputs(self.model, shape)).shape[-1]
+        images, labels = public_examples(str(self.config.public_dataset), shape, classes)
+        learn_from_public(self.model, images, labels, steps=self.config.public_steps, seed=self.config.seed)
 
     def require_config(self, saved: RunConfig, folder: str | Path) -> "RunJob":
         """Return this job if it has the configuration of the run in `folder`. Raises: InvalidInputError if not."""
@@ -191,6 +204,7 @@ def train_job(job: RunJob, claim: FolderClaim, on_step: Callable[[StepReport], A
     if claim.complete:
         return finished_run(job, claim.files)
     arguments = job.training_arguments()
+    Processes().on_first(lambda: None if claim.files.started else job.learn_from_public())
     metrics = job.metrics(claim.files)
     result = train_model(
         job.model,

@@ -112,6 +112,8 @@ def train(
             resume = restarted and processes.on_first(lambda: _has_same_run(out, chosen))
             for note in loaded.notes if loaded is not None and processes.is_first else ():
                 print(printable(note), file=sys.stderr)
+        if chosen.public_steps and processes.is_first and not RunFolder(out).started:
+            print(f"first weights: {chosen.public_steps} steps on {chosen.public_dataset}, public", file=sys.stderr)
         was_complete = processes.on_first(lambda: RunFolder(out).complete)
         with (
             _stopped_by_signals(chosen, out, device),

@@ -143,11 +143,21 @@ def _model(record: RunRecord) -> list[str]:
         ("input", f"{' × '.join(str(int(size)) for size in model['input_shape'])} numbers"),
         ("classes", f"{len(known):,}: {_text(join_some(known))}"),
         ("steps of training", f"{int(model.get('steps', 0)):,}"),
+        *_first_weights(record),
         ("sha256 of the structure", str(record.structure_sha256 or "not recorded")),
     ]
     if ends:
         rows.insert(3, ("range of the input", f"{float(ends[0]):g} to {float(ends[1]):g}"))
     return _table(("what", "value"), rows)
+
+
+def _first_weights(record: RunRecord) -> list[tuple[str, str]]:
+    """Return where the weights before the first private step came from, if not from random numbers."""
+    config = record.config or {}
+    if not config.get("public_steps"):
+        return []
+    name = _text(Path(str(config.get("public_dataset"))).name)
+    return [("first weights", f"{int(config['public_steps']):,} steps on {name}, declared public by who trained it")]
 
 
 def _data(record: RunRecord) -> list[str]:

@@ -73,6 +73,11 @@ class RunFolder:
         return self.model.exists()
 
     @property
+    def started(self) -> bool:
+        """Whether there is a checkpoint to resume from, or the weights of a finished training."""
+        return self.checkpoint.exists() or self.finished
+
+    @property
     def complete(self) -> bool:
         """Whether all records of training are written, too."""
         return self.finished and (self.path / MODEL).exists()
@@ -90,14 +95,14 @@ class RunFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInputError(f"{self.path} is a file; give the path of a folder")
-        if finish and not (self.checkpoint.exists() or self.finished):
+        if finish and not self.started:
             raise InvalidInputError(f"{self.path} has no run to finish; valid: the folder of a run that was stopped")
         if self.occupied and not (resume or finish):
             raise InvalidInputError(f"{self.path} is not empty; resume it, or choose another folder")
         self.path.mkdir(parents=True, exist_ok=True)
-        if (self.checkpoint.exists() or self.finished) and not self.ledger.exists():
+        if self.started and not self.ledger.exists():
             raise DamagedFileError(f"{self.ledger} is missing: what {self.path} has released cannot be known")
-        return self.checkpoint.exists() or self.finished
+        return self.started
 
     def write_secret(self, randomness: "Randomness", data_digest: str) -> None:
         """Keep the key until training ends, readable by its owner only."""

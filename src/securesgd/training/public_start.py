@@ -1,0 +1,93 @@
+"""First weights from public images: ordinary training on a data set that the user declares public, before DP-SGD.
+
+The private budget then goes into what the public images do not know. Nothing here touches the private data, so it costs
+no privacy: to DP-SGD these are initial weights like any others. A learned r learns from the public images, too.
+"""
+
+__all__ = ["learn_from_public", "moved_images"]
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from securesgd.clipping.losses import row_losses
+from securesgd.errors import InvalidInputError
+from securesgd.models.interval_network import IntervalNetwork
+from securesgd.training.step_loss import loss_of_step
+
+BATCH, LEARNING_RATE = 128, 2e-3
+_TURN, _SLANT, _SHIFT, _SHRINK = 0.3, 0.3, 0.15, 1.6  # radians, share, share of half the image, times
+
+
+def learn_from_public(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    steps: int,
+    seed: int,
+    on_step: Callable[[int], object] | None = None,
+) -> None:
+    """Train the model in place by Adam on images that are moved at random, with the model's own noise and loss.
+
+    Guarantee: the weights are a function of the first weights, `images`, `labels`, `steps` and `seed`; for the same
+    processor and number of threads, bit for bit. Torch's generator is left as it was.
+    Assumes: images and labels are public.
+    Raises: InvalidInputError if the images have another shape than the model takes, or a loss is not finite.
+    """
+    loss, trained = loss_of_step(model, None), [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=LEARNING_RATE)
+    project = getattr(model, "project", lambda: None)
+    planned = model.steps if isinstance(model, IntervalNetwork) else None
+    device = trained[0].device
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model.train()
+        if isinstance(model, IntervalNetwork):
+            model.steps = steps  # the radius grows over the public steps, and again from 0 over the private ones
+        for step in range(steps):
+            chosen = torch.randint(len(images), (BATCH,))
+            inputs, targets = moved_images(images[chosen]).to(device), labels[chosen].to(device)
+            value = row_losses(loss, model, inputs, targets).mean()
+            if not bool(torch.isfinite(value)):
+                raise InvalidInputError(f"the loss is not finite after {step} steps on public images; check the images")
+            for group in optimizer.param_groups:
+                group["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * step / steps))
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            project()
+            if on_step is not None:
+                on_step(step + 1)
+    optimizer.zero_grad()
+    if isinstance(model, IntervalNetwork):
+        model.steps = planned
+        model.steps_done.zero_()
+
+
+def moved_images(images: Tensor) -> Tensor:
+    """Return each image turned, slanted, shrunk and shifted at random; grey ones with strokes of another thickness.
+
+    A few public images stand for many others that way. Numbers stay within 0 and 1.
+    """
+    count = len(images)
+
+    def between(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(count)
+
+    turn, slant = between(-_TURN, _TURN), between(-_SLANT, _SLANT)
+    wide, high = between(1, _SHRINK), between(1, _SHRINK)
+    rows = [
+        torch.stack([wide * turn.cos(), wide * (slant - turn.sin()), between(-_SHIFT, _SHIFT)], dim=1),
+        torch.stack([high * turn.sin(), high * turn.cos(), between(-_SHIFT, _SHIFT)], dim=1),
+    ]
+    grid = functional.affine_grid(torch.stack(rows, dim=1).to(images), list(images.shape), align_corners=False)
+    moved = functional.grid_sample(images, grid, align_corners=False)
+    if images.shape[1] > 1:
+        return moved.clamp(0, 1)
+    middle, steep = between(0.25, 0.65).view(-1, 1, 1, 1).to(images), between(3, 10).view(-1, 1, 1, 1).to(images)
+    low, high_end = torch.sigmoid(-steep * middle), torch.sigmoid(steep * (1 - middle))
+    return ((torch.sigmoid(steep * (moved - middle)) - low) / (high_end - low)).clamp(0, 1)
