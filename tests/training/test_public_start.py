@@ -9,14 +9,14 @@ import torch
 import securesgd as ss
 from securesgd.config import run_config
 from securesgd.data.load import load_data
-from securesgd.data.public_images import public_examples
+from securesgd.data.public_images import moved_images, public_examples
 from securesgd.errors import InvalidInputError
 from securesgd.models.interval_network import IntervalNetwork
 from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.predict import accuracy
 from securesgd.run_training import train_run
-from securesgd.training.public_start import learn_from_public, moved_images
+from securesgd.training.public_start import learn_from_public
 from tests.command_line import run_here
 
 SMALL = {"batch_size": 60, "steps": 3, "copies": 1, "accountant": "rdp", "noise_seed": 1, "network": "digits-cnn"}

@@ -4,22 +4,21 @@ The private budget then goes into what the public images do not know. Nothing he
 no privacy: to DP-SGD these are initial weights like any others. A learned r learns from the public images, too.
 """
 
-__all__ = ["learn_from_public", "moved_images"]
+__all__ = ["learn_from_public"]
 
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from securesgd.clipping.losses import row_losses
+from securesgd.data.public_images import moved_images
 from securesgd.errors import InvalidInputError
 from securesgd.models.interval_network import IntervalNetwork
 from securesgd.training.step_loss import loss_of_step
 
 BATCH, LEARNING_RATE = 128, 2e-3
-_TURN, _SLANT, _SHIFT, _SHRINK = 0.3, 0.3, 0.15, 1.6  # radians, share, share of half the image, times
 
 
 def learn_from_public(
@@ -66,28 +65,3 @@ def learn_from_public(
     if isinstance(model, IntervalNetwork):
         model.steps = planned
         model.steps_done.zero_()
-
-
-def moved_images(images: Tensor) -> Tensor:
-    """Return each image turned, slanted, shrunk and shifted at random; grey ones with strokes of another thickness.
-
-    A few public images stand for many others that way. Numbers stay within 0 and 1.
-    """
-    count = len(images)
-
-    def between(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(count)
-
-    turn, slant = between(-_TURN, _TURN), between(-_SLANT, _SLANT)
-    wide, high = between(1, _SHRINK), between(1, _SHRINK)
-    rows = [
-        torch.stack([wide * turn.cos(), wide * (slant - turn.sin()), between(-_SHIFT, _SHIFT)], dim=1),
-        torch.stack([high * turn.sin(), high * turn.cos(), between(-_SHIFT, _SHIFT)], dim=1),
-    ]
-    grid = functional.affine_grid(torch.stack(rows, dim=1).to(images), list(images.shape), align_corners=False)
-    moved = functional.grid_sample(images, grid, align_corners=False)
-    if images.shape[1] > 1:
-        return moved.clamp(0, 1)
-    middle, steep = between(0.25, 0.65).view(-1, 1, 1, 1).to(images), between(3, 10).view(-1, 1, 1, 1).to(images)
-    low, high_end = torch.sigmoid(-steep * middle), torch.sigmoid(steep * (1 - middle))
-    return ((torch.sigmoid(steep * (moved - middle)) - low) / (high_end - low)).clamp(0, 1)
