@@ -56,7 +56,7 @@ def learn_from_public(
             for group in optimizer.param_groups:
                 group["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * step / steps))
             optimizer.zero_grad()
-            value.backward()
+            value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             project()
             if on_step is not None:
