@@ -19,7 +19,7 @@ import torch
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["pytest", "matplotlib.pyplot", "sklearn.datasets", "securesgd.fitted_config", "securesgd.run_training",
-     "securesgd.run_job", "securesgd.cli"]
+     "securesgd.run_job", "securesgd.run", "securesgd.cli", "typer._adapters", "pydantic", "torch._dynamo"]
 )  # fmt: skip
 COMMAND = "from securesgd.cli import main\nmain()"
 
