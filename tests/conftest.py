@@ -53,7 +53,6 @@ def copied_run(tiny_run, tmp_path):
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory):
     """A function that runs a command in two ranks, in the folder `launch.place`."""
-    from tests.ranks import two_ranks
+    from tests.ranks import Launcher
 
-    with two_ranks(tmp_path_factory.mktemp("jobs")) as run:
-        yield run
+    return Launcher(tmp_path_factory.mktemp("jobs"))

@@ -4,92 +4,61 @@ The launcher does what torchrun does (a store of its own, SIGTERM to the ranks t
 a process that has loaded everything, so that a start costs no seconds.
 """
 
-import json
-import os
-import subprocess
-import sys
-from contextlib import contextmanager
+import signal
+import socket
+import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-LAUNCHER = """
-import json, os, signal, sys, time
-import matplotlib.pyplot, sklearn.datasets, torch
 import torch.distributed as dist
-torch.set_num_threads(1)
-import securesgd.fitted_config, securesgd.run_training
-from securesgd.cli import main
 
-def rank_of_job(rank, port, words, restarts):
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(restarts)}
-    sys.argv = ["securesgd", *words]
-    with open("said", "a") as said:
-        os.dup2(said.fileno(), 2)
-        os.dup2(said.fileno(), 1)
-    try:
-        exec(words[1], {}) if words[0] == "-c" else main()
-    except SystemExit as end:
-        sys.stdout.flush()
-        os._exit(end.code or 0)
-    finally:
-        sys.stdout.flush()
-        os._exit(77)
+from tests.forked import COMMAND, Forked
 
-def job(words, kill, restarts):
-    open("said", "w").close()
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    began, codes, told = time.monotonic(), {}, None
-    ranks = {}
-    for rank in range(2):
-        ranks[rank] = os.fork()
-        if not ranks[rank]:
-            rank_of_job(rank, store.port, words, restarts)
-    while len(codes) < 2:
-        time.sleep(0.005)
-        now = time.monotonic() - began
-        if kill and now >= kill[1]:
-            if kill[0] not in codes:
-                os.kill(ranks[kill[0]], signal.SIGKILL)
-            kill = None
-        for rank in set(ranks) - set(codes):
-            pid, status = os.waitpid(ranks[rank], os.WNOHANG)
-            if pid:
-                codes[rank] = os.waitstatus_to_exitcode(status)
-                if codes[rank] and told is None:
-                    told = now + 0.1  # torchrun looks ten times a second
-        if told is not None and now >= told:
-            told = float("inf")
-            for rank in set(ranks) - set(codes):
-                os.kill(ranks[rank], signal.SIGTERM)
-        if now > 240:
-            for rank in set(ranks) - set(codes):
-                os.kill(ranks[rank], signal.SIGKILL)
-    return {"codes": [codes[0], codes[1]], "said": open("said").read(), "seconds": time.monotonic() - began}
-
-for line in sys.stdin:
-    words, kill, restarts = json.loads(line)
-    print(json.dumps(job(words, kill, restarts)), flush=True)
-"""
+LONGEST = 240
 
 
-@contextmanager
-def two_ranks(place):
-    """Yield a function that runs a command, or -c and a program, in two ranks, and may kill one after some seconds."""
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER], cwd=place, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+def outputs_of_two(program, *arguments):
+    """What two ranks of a program print that calls torch.distributed itself."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    ranks = [Forked(program, *arguments, **shared, RANK=str(rank)) for rank in range(2)]
+    return [rank.communicate().stdout.strip() for rank in ranks]
 
-    def run(*words, kill=None, restarts=0):
-        launcher.stdin.write(json.dumps([words, kill, restarts]) + "\n")
-        launcher.stdin.flush()
-        return json.loads(launcher.stdout.readline())
 
-    run.place = place
-    yield run
-    launcher.stdin.close()
-    launcher.wait(timeout=60)
+class Launcher:
+    """Runs jobs of two ranks in the folder `place`."""
+
+    def __init__(self, place):
+        self.place = Path(place)
+
+    def __call__(self, *words, kill=None, restarts=0):
+        """Run a command, or -c and a program, in two ranks, and kill -9 one of them after some seconds if asked to."""
+        store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "OMP_NUM_THREADS": "1"}
+        shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(restarts)}
+        program, *arguments = words[1:] if words[0] == "-c" else (COMMAND, *words)
+        began, told = time.monotonic(), None
+        said = self.place / "said"
+        said.unlink(missing_ok=True)
+        ranks = [Forked(program, *arguments, cwd=self.place, said=said, **shared, RANK=str(rank)) for rank in (0, 1)]
+        while running := [rank for rank in ranks if rank.returncode is None]:
+            now = time.monotonic() - began
+            if kill and now >= kill[1]:
+                ranks[kill[0]].send_signal(signal.SIGKILL)
+                kill = None
+            if told is None and any(rank.returncode for rank in ranks):
+                told = now + 0.1  # torchrun looks ten times a second
+            if told is not None and now >= told:
+                told = float("inf")
+                for rank in running:
+                    rank.send_signal(signal.SIGTERM)
+            if now > LONGEST:
+                for rank in running:
+                    rank.kill()
+            time.sleep(0.005)
+        seconds = time.monotonic() - began
+        return {"codes": [rank.returncode for rank in ranks], "said": said.read_text(), "seconds": seconds}
 
 
 def own_lines(result):

@@ -60,7 +60,7 @@ NO_TORCH = (
     "certificates/recheck.py", "check/__init__.py", "check/evidence.py", "check/folder.py", "check/manifest.py",
     "check/outcome.py", "check/pages.py", "check/records.py", "check/result_claims.py", "check/training_claims.py",
     "attacks/recheck.py", "attacks/robust_accuracy.py", "attacks/settings.py", "data/catalog.py",
-    "audit/record.py",
+    "audit/record.py", "cli/__init__.py", "data/fetch.py", "data/places.py", "reproduce/plots.py",
 )  # fmt: skip
 KNOWN_TORCH: set[str] = set()
 

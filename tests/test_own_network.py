@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ from torch import nn
 import securesgd as ss
 from securesgd.data.load import load_data
 from tests.command_line import run_here
+from tests.forked import run_forked
 
 SMALL = {"noise_multiplier": 1.0, "delta": 1e-4, "batch_size": 64, "steps": 3, "accountant": "rdp"}
 MODULE = """
@@ -92,8 +91,8 @@ def test_a_fresh_process_loads_and_predicts(trained, outside):
         f"run = ss.load_run({str(trained.path)!r}, network={f'{outside}:mine'!r})\n"
         "print(run.predict(run.data.test_inputs[0]))"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.startswith("Prediction(label=")
+    result = run_forked(code)
+    assert result.stdout.startswith("Prediction(label="), result.stderr
 
 
 def test_a_module_or_a_function_rebuilds_it_and_is_left_alone(trained):

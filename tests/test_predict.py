@@ -5,8 +5,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,36 +21,16 @@ from securesgd.new_inputs import read_inputs
 from securesgd.predict_files import predict_files
 from securesgd.run import load_run
 from tests.command_line import run_here
+from tests.forked import COMMAND, run_forked
 
 SMALL = {"epsilon": 8.0, "delta": 1e-5, "batch_size": 20, "steps": 2, "accountant": "rdp"}
 FEW = ("--draws", "200")
 ROOT = Path(__file__).parents[1]
 
 
-SERVER = """
-import json, os, sys
-from tests.command_line import run_here
-for line in sys.stdin:
-    folder, arguments = json.loads(line)
-    os.chdir(folder)
-    result = run_here(*arguments)
-    print(json.dumps([result.returncode, result.stdout, result.stderr]), flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def elsewhere():
-    """Commands in a process that trained nothing and has read no data, each in a working folder of its own."""
-    command = [sys.executable, "-c", SERVER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-
-        def run_there(*arguments, cwd):
-            process.stdin.write(json.dumps([os.fspath(cwd), [os.fspath(word) for word in arguments]]) + "\n")
-            process.stdin.flush()
-            return subprocess.CompletedProcess(arguments, *json.loads(process.stdout.readline()))
-
-        yield run_there
-        process.stdin.close()
+def elsewhere(*arguments, cwd):
+    """A command in a process that trained nothing and has read no data, in a working folder of its own."""
+    return run_forked(COMMAND, *arguments, cwd=cwd)
 
 
 def train(*options, steps=4):
@@ -121,7 +99,7 @@ def digits_pixels(count):
 # Answers
 
 
-def test_images_and_folders_in_a_fresh_process_elsewhere_are_answered_as_in_python(photos, elsewhere, tmp_path):
+def test_images_and_folders_in_a_fresh_process_elsewhere_are_answered_as_in_python(photos, tmp_path):
     place, inputs = photos
     run = load_run(place / "run")
     new = read_inputs([place / "new"], run.record)
@@ -141,7 +119,7 @@ def test_images_and_folders_in_a_fresh_process_elsewhere_are_answered_as_in_pyth
     assert max(row["radius"] for row in said) > 0
 
 
-def test_votes_of_a_noisy_run_are_those_of_python_with_a_seed_and_it_is_said_loudly(tiny_run, elsewhere, tmp_path):
+def test_votes_of_a_noisy_run_are_those_of_python_with_a_seed_and_it_is_said_loudly(tiny_run, tmp_path):
     pixels = digits_pixels(4)
     for number, image in enumerate(pixels):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
@@ -205,7 +183,7 @@ def test_norm_and_family_reach_the_certificate(tiny_run, tmp_path):
     assert {(row["draws"], row["noise"]) for row in certain} == {(0, "none; for any input")}
 
 
-def test_rows_of_a_table_have_radii_in_the_units_of_its_columns(people, elsewhere, tmp_path):
+def test_rows_of_a_table_have_radii_in_the_units_of_its_columns(people, tmp_path):
     place, rows = people
     run = load_run(place / "run")
     schema = table_schema(run.record)

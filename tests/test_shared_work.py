@@ -12,7 +12,7 @@ from tests.ranks import own_lines
 
 CERTIFY = ("--family", "interval", "--examples", "150", "--tolerance", "0.01", "--bounds", "interval")
 ATTACK = (
-    "--attack", "fgsm,ifgsm", "--budget", "0.05,0.1", "--examples", "220", "--steps", "3", "--eot", "2",
+    "--attack", "fgsm,ifgsm", "--budget", "0.1", "--examples", "110", "--steps", "2", "--eot", "1",
     "--draws", "20", "--certify-draws", "20", "--seed", "1",
 )  # fmt: skip
 AUDIT = ("--canaries", "400", "--seed", "1", "--json")
@@ -34,7 +34,7 @@ def test_two_ranks_certify_by_intervals_what_one_does(runs, launch):
 
 
 def test_two_ranks_attack_as_one_does_also_after_a_kill(runs, launch):
-    """220 examples are three parts of each of four cells, and two probes: 14 jobs."""
+    """110 examples are two parts of each of two cells, and two probes: 6 jobs."""
     one, two = runs
     assert run_here("attack", one, *ATTACK).returncode in (0, 1)
     whole = launch("attack", "two", *ATTACK)

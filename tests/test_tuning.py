@@ -1,12 +1,8 @@
 """A search of hyper-parameters inside the budget: its cost, its folder, and what is left after a kill at any point."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import dp_accounting
 import numpy as np
@@ -30,6 +26,7 @@ from securesgd.tuning import tune
 from securesgd.tuning_folder import TuningFolder
 from securesgd.tuning_search import Score, candidates, search_event, validation_score
 from tests.command_line import run_here
+from tests.forked import run_forked
 
 TRIES = {"learning_rate": [0.1, 0.5, 2.0]}
 TINY = {"steps": 2, "batch_size": 32, "holdout": 200, "network": "tests.test_tuning:small_network"}
@@ -217,10 +214,7 @@ tune(config(), out=sys.argv[1], tries=TRIES, loaded=DIGITS)
 @pytest.mark.slow
 def test_a_real_kill_loses_nothing(tmp_path):
     out = tmp_path / "run"
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(p for p in (str(Path(__file__).parents[1]), *sys.path) if p)
-    }
-    child = subprocess.run([sys.executable, "-c", CHILD, out], env=environment, capture_output=True, check=False)
+    child = run_forked(CHILD, out)
     assert child.returncode == -signal.SIGKILL, child.stderr
     folder, reports = TuningFolder(out), []
     trials = trial_count(folder.event, folder.stream.child("number of trials"))

@@ -2,12 +2,7 @@
 
 import itertools
 import json
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +14,7 @@ from securesgd.certificates.sensitivity import ProvenSensitivities, published_wh
 from securesgd.certificates.votes import smoothed_votes
 from securesgd.theory import NORMS, certified_radius, clopper_pearson_lower, published_sensitivity
 from securesgd.theory.certificates import BUILT_IN_RULES
+from tests.ranks import outputs_of_two
 
 from .closed_forms import linear_input, middle_network, two_class_linear
 from .test_votes import INDICES, INPUTS, small, votes
@@ -193,37 +189,17 @@ WORKER = """
 import json, sys
 import torch
 import torch.distributed as dist
-sys.path.insert(0, sys.argv[1])
 from tests.certificates.test_certify import INDICES, INPUTS, QUICK, columns, replace, small
 from securesgd.certificates.certify import certify
 
-torch.set_num_threads(1)
 dist.init_process_group("gloo")
 print(json.dumps([columns(certify(small(), INPUTS, replace(QUICK, radius=r), indices=INDICES)) for r in (None, 0.01)]))
 dist.destroy_process_group()
 """
 
 
-def ranks(command, count=2):
-    """Run a command in several processes that torch.distributed joins; return their outputs."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    running = [
-        subprocess.Popen(
-            command, env=shared | {"RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for r in range(count)
-    ]
-    finished = [process.communicate(timeout=120) for process in running]
-    assert all(process.returncode == 0 for process in running), finished
-    return [out for out, _ in finished]
-
-
 @pytest.mark.slow  # the command in two processes is in `test_run_certificates.py`
 def test_two_processes_certify_what_one_does():
     alone = [columns(certify(small(), INPUTS, replace(QUICK, radius=r), indices=INDICES)) for r in (None, 0.01)]
-    root = str(Path(__file__).parents[2])
-    first, second = (json.loads(out) for out in ranks([sys.executable, "-c", WORKER, root]))
+    first, second = (json.loads(out) for out in outputs_of_two(WORKER))
     assert first == second == alone

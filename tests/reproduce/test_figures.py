@@ -33,8 +33,7 @@ def reproduce(*arguments):
 def whole(tmp_path_factory):
     """All five figures in one go."""
     folder = tmp_path_factory.mktemp("whole")
-    command = [*SMALL, "reproduce", "all", "--out", folder / "results", "--work", folder / "runs", "--jobs", "1"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    result = reproduce("all", "--out", folder / "results", "--work", folder / "runs", "--jobs", "1")
     assert result.returncode == 0, result.stderr
     return folder, result
 

@@ -15,15 +15,7 @@ from securesgd.reproduce.reproduce import EXPERIMENTS
 from securesgd.runtime.tables import read_rows
 from tests.command_line import run_here
 
-CELLS = [{"method": m, "epsilon": e, "seed": s} for m in ("a", "b") for e in (0.2, 1.0) for s in (0, 1)]
-
-
-def measured(cell, work):
-    """Two rows per cell, and a mark on disk for every call."""
-    with (work / "calls").open("a") as file:
-        file.write(f"{cell}\n")
-    threads = os.environ.get("OMP_NUM_THREADS")
-    return [{**cell, "attack": k, "value": cell["epsilon"] + k, "threads": threads} for k in (0, 1)]
+from .grid_cells import CELLS, measured
 
 
 def failing_at_third(cell, work):
@@ -79,16 +71,10 @@ def test_workers_are_not_bound_to_the_same_core(tmp_path, monkeypatch):
     assert os.environ["OMP_PROC_BIND"] == "true"
 
 
-def wait_long(cell, work):
-    (work / "pid").write_text(str(os.getpid()))
-    time.sleep(60)
-    return [{**cell, "value": 1}]
-
-
 def test_workers_of_a_killed_grid_end_too(tmp_path):
     code = (
         "from pathlib import Path\nfrom securesgd.reproduce.grid import fill_grid\n"
-        "from tests.reproduce.test_grid import CELLS, wait_long\n"
+        "from tests.reproduce.grid_cells import CELLS, wait_long\n"
         f"if __name__ == '__main__': fill_grid(Path({str(tmp_path / 'rows.csv')!r}), CELLS[:1] * 2, wait_long, "
         f"Path({str(tmp_path)!r}), jobs=2)\n"
     )

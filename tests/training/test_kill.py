@@ -1,10 +1,7 @@
 """kill -9 at random moments of training and checkpointing: every one resumes, the ledger replays, nothing is lost."""
 
 import random
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,34 +9,29 @@ import torch
 from securesgd.privacy import Ledger, replayed_statement
 from securesgd.runtime.tensors import load_tensors
 from securesgd.training.loop import train
+from tests.forked import Forked
 
 from .conftest import small_data, small_model, small_settings
 
 WORKER = """
 import sys
-import torch
-sys.path.insert(0, sys.argv[1])
-torch.set_num_threads(1)
 from tests.training.conftest import small_data, small_model, small_settings
 from securesgd.training.loop import train
 print("ready", flush=True)
 show = lambda report: print(report.step, flush=True)
 settings = small_settings(steps=150, checkpoint_steps=2)
-train(small_model(), small_data(), settings, sys.argv[2], resume=True, on_step=show)
+train(small_model(), small_data(), settings, sys.argv[1], resume=True, on_step=show)
 print("done", flush=True)
 """
 
 
 def run_and_kill(folder, delay):
     """Run the training, kill it `delay` seconds after it began to work; return (finished, last step it showed)."""
-    root = str(Path(__file__).parents[2])
-    worker = subprocess.Popen(
-        [sys.executable, "-c", WORKER, root, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert worker.stdout.readline() == "ready\n", worker.stderr.read()
+    worker = Forked(WORKER, folder, OMP_NUM_THREADS="1")
+    assert worker.wait_for_line() == "ready"
     time.sleep(delay)
     worker.kill()
-    output, errors = worker.communicate()
+    output, errors = worker.printed(1), worker.printed(2)
     assert "Error" not in errors, errors
     lines = output.split()
     steps = [int(line) for line in lines if line.isdigit() and output.endswith("\n")]

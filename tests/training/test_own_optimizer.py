@@ -1,9 +1,5 @@
 """The user's own optimizer and scheduler: resumed bit for bit, never mixed with the noise of another, or refused."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -12,6 +8,7 @@ from torch.optim import lr_scheduler
 from securesgd.errors import InvalidInputError
 from securesgd.runtime.tensors import load_tensors
 from securesgd.training.loop import train
+from tests.forked import Forked
 
 from .conftest import small_data, small_model, small_settings
 from .test_loop import InterruptedRunError, stop_at
@@ -78,9 +75,6 @@ def test_interrupted_and_resumed_gives_the_same_bits(tmp_path, weights, optimize
 
 WORKER = """
 import sys, time
-import torch
-sys.path.insert(0, sys.argv[1])
-torch.set_num_threads(1)
 from tests.training.conftest import small_data, small_model, small_settings
 from tests.training.test_own_optimizer import adamw, cosine
 from securesgd.training.loop import train
@@ -90,7 +84,7 @@ def on_step(report):
         print("step 11", flush=True)
         time.sleep(60)
 
-train(small_model(), small_data(), small_settings(), sys.argv[2], on_step=on_step, optimizer=adamw, scheduler=cosine)
+train(small_model(), small_data(), small_settings(), sys.argv[1], on_step=on_step, optimizer=adamw, scheduler=cosine)
 """
 
 
@@ -99,11 +93,9 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path):
     torch.set_num_threads(1)
     choices = {"optimizer": adamw, "scheduler": cosine}
     train(small_model(), small_data(), small_settings(), tmp_path / "whole", **choices)
-    command = [sys.executable, "-c", WORKER, str(Path(__file__).parents[2]), str(tmp_path / "killed")]
-    worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert worker.stdout.readline() == "step 11\n"
+    worker = Forked(WORKER, tmp_path / "killed", OMP_NUM_THREADS="1")
+    assert worker.wait_for_line() == "step 11"
     worker.kill()
-    worker.communicate()
     assert not (tmp_path / "killed" / "model.safetensors").exists()
     train(small_model(), small_data(), small_settings(), tmp_path / "killed", resume=True, **choices)
     torch.set_num_threads(threads)

@@ -1,11 +1,6 @@
 """Two processes train what one trains: same weights without noise, noise added once, one ledger, common errors."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +8,7 @@ import torch
 from securesgd.privacy import Ledger
 from securesgd.runtime.tensors import load_tensors
 from securesgd.training.loop import train
+from tests.ranks import outputs_of_two
 
 from .conftest import small_data, small_model, small_settings
 
@@ -20,18 +16,15 @@ WORKER = """
 import json, os, signal, sys
 import torch
 import torch.distributed as dist
-sys.path.insert(0, sys.argv[1])
 from tests.training.conftest import small_data, small_model, small_settings
 from securesgd.errors import SecureSGDError
 from securesgd.training.interrupt import TrainingInterrupted
 from securesgd.training.loop import train
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a process that a shell started with &
-torch.set_num_threads(1)
 dist.init_process_group("gloo")
 reduction = "mean" if dist.get_rank() else "none"
 poison = {"loss": lambda o, t: torch.nn.functional.cross_entropy(o, t, reduction=reduction)}
-for folder, changes, is_poisoned in json.loads(sys.argv[2]):
+for folder, changes, is_poisoned in json.loads(sys.argv[1]):
     model = small_model(seed=dist.get_rank())  # rank 1 starts elsewhere: the weights must come from rank 0
     model[2].p = 0.0
     stop = changes.pop("stop", None)
@@ -73,27 +66,8 @@ def two_ranks(tmp_path_factory):
         "poisoned": ({}, True),
     }
     jobs = [(str(place / name), *training) for name, training in trainings.items()]
-    first, second = (output.splitlines() for output in outputs_of_two(jobs))
+    first, second = (output.splitlines() for output in outputs_of_two(WORKER, json.dumps(jobs)))
     return {name: (lines, place / name) for name, *lines in zip(trainings, first, second, strict=True)}
-
-
-def outputs_of_two(jobs):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    root = str(Path(__file__).parents[2])
-    arguments = [root, json.dumps(jobs)]
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, *arguments],
-            env=os.environ
-            | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    return [worker.communicate(timeout=120)[0].strip() for worker in workers]
 
 
 def vector(line):

@@ -1,9 +1,7 @@
-"""`securesgd train` is stopped by a signal, resumed, finished and put on a device, through the real entry point."""
+"""`securesgd train` is stopped by a signal, resumed, finished and put on a device."""
 
-import os
 import shlex
 import signal
-import subprocess
 import time
 
 import pytest
@@ -15,7 +13,8 @@ from securesgd.config import run_config
 from securesgd.privacy import read_ledger, replayed_statement
 from securesgd.run_training import train_run
 from securesgd.runtime.tensors import load_tensors
-from tests.command_line import SECURESGD, run_here
+from tests.command_line import run_here
+from tests.forked import COMMAND, Forked
 
 from .conftest import no_step, small_data, small_model
 
@@ -28,25 +27,18 @@ def options(**changes):
 
 
 def start(folder, *arguments):
-    """The command as a process that Ctrl-C reaches, whatever the signals of this one are."""
-    return subprocess.Popen(
-        [SECURESGD, "train", "--out", folder, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},  # as many as here: the same bits
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    threads = str(torch.get_num_threads())  # as many as here: the same bits
+    return Forked(COMMAND, "train", "--out", folder, *arguments, OMP_NUM_THREADS=threads)
 
 
 def wait_for_a_step(folder, worker):
     """Return when the ledger has a second block: the steps of the first have run."""
     deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and worker.poll() is None:
+    while time.monotonic() < deadline and worker.returncode is None:
         if (folder / "ledger.jsonl").exists() and (folder / "ledger.jsonl").read_bytes().count(b"\n") >= 3:
             return
         time.sleep(0.02)
-    pytest.fail(f"no step: {worker.communicate()}")
+    pytest.fail(f"no step: {worker.communicate(1)}")
 
 
 @pytest.mark.parametrize(("number", "option"), [(signal.SIGINT, "--resume"), (signal.SIGTERM, "--finish")])
@@ -56,8 +48,9 @@ def test_a_signal_ends_the_step_and_says_how_to_go_on(tmp_path, number, option):
     worker = start(folder, "--dataset", "digits", "--method", "dpsgd", *options(steps=STEPS, noise_multiplier=2.0))
     wait_for_a_step(folder, worker)
     worker.send_signal(number)
-    out, err = worker.communicate(timeout=60)
-    assert (worker.returncode, out) == (130, ""), err
+    ended = worker.communicate()
+    err = ended.stderr
+    assert (ended.returncode, ended.stdout) == (130, ""), err
     step = load_tensors(folder / "checkpoint.safetensors").record["step"]
     assert 10 <= step < STEPS
     assert "stopping after this step" in err
