@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test lint types slow bench docs pictures wheel reference dist format clean
+.PHONY: help demo test lint types slow bench docs pictures reference dist format clean
 
 help:  ## list what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 10
@@ -50,13 +50,10 @@ docs: $(VENV)/dev  ## the site in site/, and the pages of docs/reference that ar
 pictures: $(VENV)/runtime  ## the pictures of docs/concepts, drawn by the package
 	$(BIN)/python docs/make/pictures.py
 
-wheel: $(VENV)/runtime  ## the package as one file, in dist/
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
-
 reference: $(VENV)/dev  ## rebuild the reference runs in runs/reference and compare their digests
 	$(BIN)/python release/reference_runs.py
 
-dist: $(VENV)/dev  ## wheel and sdist in dist/, with the bill of materials of constraints.txt
+dist: $(VENV)/dev  ## the package as wheel and sdist in dist/, with the bill of materials of constraints.txt
 	$(BIN)/python release/bill_of_materials.py
 	$(BIN)/python -m build --outdir dist
 

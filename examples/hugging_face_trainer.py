@@ -82,7 +82,7 @@ def sentences(count: int, seed: int) -> TensorDataset:
     return TensorDataset(torch.where(places, 2 - labels[:, None], tokens), labels)
 
 
-def main(folder: str) -> None:
+def main(folder: str = "runs/text") -> None:
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
@@ -104,9 +104,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    try:
-        main(sys.argv[1])
-    except ss.SecureSGDError as error:
-        raise SystemExit(f"error: {error}") from None
+    main(*sys.argv[1:])

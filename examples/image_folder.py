@@ -27,7 +27,7 @@ def write_pictures(folder: Path) -> None:
     (folder / "digit 3" / "damaged.png").write_bytes(b"no picture")
 
 
-def main(folder: str) -> None:
+def main(folder: str = "runs/photos") -> None:
     data = Path(f"{folder}-data")
     write_pictures(data)
     pictures = ss.load_data(data, settings=ss.DataSettings(skip_bad=True, resize="8x8"))
@@ -54,9 +54,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    try:
-        main(sys.argv[1])
-    except ss.SecureSGDError as error:
-        raise SystemExit(f"error: {error}") from None
+    main(*sys.argv[1:])

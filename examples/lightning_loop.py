@@ -63,7 +63,7 @@ class ShowEpsilon(lightning.Callback):
             print(f"step {module.training_run.step_number}, epsilon {module.training_run.epsilon:.2f}")
 
 
-def main(folder: str) -> None:
+def main(folder: str = "runs/lightning") -> None:
     lightning.seed_everything(0, verbose=False)
     digits, module = ss.load_data("digits"), Digits()
     optimizer = torch.optim.AdamW(module.network.parameters(), lr=0.02)
@@ -82,9 +82,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    try:
-        main(sys.argv[1])
-    except ss.SecureSGDError as error:
-        raise SystemExit(f"error: {error}") from None
+    main(*sys.argv[1:])

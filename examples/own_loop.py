@@ -62,7 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ss.SecureSGDError as error:
-        raise SystemExit(f"error: {error}") from None
+    main()

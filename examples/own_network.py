@@ -42,7 +42,7 @@ def smoothed_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=0.05)
 
 
-def main(folder: str) -> None:
+def main(folder: str = "runs/own") -> None:
     torch.manual_seed(0)
     digits, steps = ss.load_data("digits"), 100
     model = ss.NoisyNetwork(small_resnet(), (1, 8, 8), norm="linf", radius_per_std=0.04, redistribution="learned")
@@ -64,9 +64,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    try:
-        main(sys.argv[1])
-    except ss.SecureSGDError as error:
-        raise SystemExit(f"error: {error}") from None
+    main(*sys.argv[1:])

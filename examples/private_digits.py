@@ -14,7 +14,6 @@ import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch import nn
 
-from securesgd.errors import SecureSGDError
 from securesgd.training.loop import train
 from securesgd.training.settings import TrainingSettings
 
@@ -57,7 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except SecureSGDError as error:
-        raise SystemExit(f"error: {error}") from None
+    main()

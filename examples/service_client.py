@@ -27,7 +27,7 @@ def ask(address: str, question: object = None) -> dict:
         return json.load(answer)
 
 
-def main(folder: str) -> None:
+def main(folder: str = "runs/a") -> None:
     if not (Path(folder) / "model.json").exists():
         subprocess.run([*SECURESGD, *TRAIN, "--out", folder], check=True)
     service = subprocess.Popen([*SECURESGD, "serve", folder, "--port", "0"], stdout=subprocess.PIPE, text=True)
@@ -50,6 +50,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    main(sys.argv[1])
+    main(*sys.argv[1:])

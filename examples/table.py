@@ -18,7 +18,7 @@ import securesgd as ss
 from securesgd.predict_files import predict_files
 
 
-def main(folder: str) -> None:
+def main(folder: str = "runs/patients") -> None:
     data = Path(f"{folder}-data")
     data.mkdir(parents=True, exist_ok=True)
     write_table(data / "cancer.csv")
@@ -46,9 +46,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    try:
-        main(sys.argv[1])
-    except ss.SecureSGDError as error:
-        raise SystemExit(f"error: {error}") from None
+    main(*sys.argv[1:])

@@ -4,9 +4,13 @@ import ast
 import html
 import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -18,6 +22,7 @@ from docs.make.__main__ import PAGES
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 REFERENCE = re.compile(r"`((?:tests/|src/securesgd/)?[\w/]+\.py)::(\w+)`")
 
 
@@ -106,6 +111,27 @@ def _has(page, anchor):
 def test_the_site_has_no_broken_link_and_loads_nothing_from_elsewhere(site):
     assert len(site) > 40
     assert broken(site) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_the_search_of_the_site_finds_a_setting_first(site):
+    from playwright.sync_api import sync_playwright
+
+    folder = next(path for path in site if path.name == "start.html").parent
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, sync_playwright() as playwright:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
+        page.fill(".md-search__input", "micro_batch")
+        page.wait_for_selector(".md-search-result__item h1")
+        assert page.locator(".md-search-result__item h1").first.text_content() == "Settings"
+        page.locator(".md-search-result__item a").first.click()
+        page.wait_for_url("**/reference/settings.html*")
+        browser.close()
+        server.shutdown()
 
 
 def test_a_broken_link_is_noticed(tmp_path):

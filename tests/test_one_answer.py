@@ -91,7 +91,7 @@ def test_the_metrics_of_one_answer(constant):
     balance = load_run(constant.path, network=network).test_balance
     assert balance == constant.test_balance
     assert balance.json(["cat", "dog"]) == record["test_balance"]
-    assert balance.lines(["cat", "dog"])[1] == "recall: cat 1.000 of 48, dog 0.000 of 12"
+    assert balance.lines(["cat", "dog"])[1] == "recall: cat: 1.000 of 48, dog: 0.000 of 12"
 
 
 @pytest.mark.parametrize("command", ["certify", "attack"])
@@ -101,7 +101,7 @@ def test_the_terminal_and_json_of_one_answer(command, constant):
     assert text.count("WARNING: ") == 1
     assert 'WARNING: 1.000 of the answers are "cat", though 12 of 60 examples are of other classes' in text
     assert 'of 60; always answering "cat" would be right on 0.800' in text
-    assert text.count("recall: cat 1.000 of 48, dog 0.000 of 12") == (1 if command == "certify" else 3)
+    assert text.count("recall: cat: 1.000 of 48, dog: 0.000 of 12") == (1 if command == "certify" else 3)
     record = json.loads(run_here(*words, "--json").stdout)
     if command == "certify":
         balances = [entry["balance"] for entry in record.values()]
@@ -146,7 +146,7 @@ def test_nobody_warns_of_a_good_model(good, tmp_path):
         result = run_here(*command)
         assert result.returncode == 0, result.stderr
         assert "WARNING" not in result.stdout
-        assert "recall: cat 1.000 of" in result.stdout
+        assert "recall: cat: 1.000 of" in result.stdout
         assert 'warning": "' not in run_here(*command, "--json").stdout
     assert report([good.path], tmp_path / "report.html").missing == []
     assert BOX not in (tmp_path / "report.html").read_text()

@@ -5,6 +5,7 @@ import io
 import re
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,10 @@ SMALL = {
     "attack": "--examples 2 --eot 1 --steps 2 --restarts 1 --draws 20 --certify-draws 20 --no-probes",
 }
 SMALL_DATA = "--dataset digits --set batch_size=32"  # unless the page has made the data itself
-MOST_SKIPPED = 8
-# The examples of `--help`: each of its commands is run by the page that is about it.
+MOST_SKIPPED = 5
+MOST_WORDS = 800  # of the README
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+# The examples of `--help`: here their words are read, test_cli_examples.py runs them.
 ONLY_PARSED = ("docs/reference/cli.md",)
 
 
@@ -59,7 +62,11 @@ def run_command(words: list[str], tiny_run: Path) -> str:
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), words
     elif words[0] in ("torchrun", "python") and "securesgd" not in words:
         assert [word for word in words if word.endswith(".py") and (ROOT / word).exists()], words
-    elif words[0] not in ("pip", "source", "git", "cd"):
+    elif words[0] == "pip":  # test_release.py installs the wheel and each extra in an empty environment
+        extras = re.findall(r"securesgd\[(\w+)\]", shlex.join(words))
+        assert set(extras) <= EXTRAS.keys(), words
+        assert extras or any(word.endswith(".whl") for word in words), words
+    elif words[0] != "source":
         if words[1:] == ["--version"]:
             return run_here("--version").stdout
         name, *options = words[words.index("securesgd") + 1 :]  # also what torchrun starts
@@ -113,6 +120,11 @@ def test_little_is_skipped_and_each_time_for_a_reason():
     reasons = [reason for page in BLOCKS.values() for block in page for reason in block.skipped.values()]
     assert all(len(reason.split()) > 1 for reason in reasons), reasons
     assert len(reasons) <= MOST_SKIPPED, reasons
+
+
+def test_the_readme_is_short():
+    text = re.sub(r"<!--.*?-->", "", PAGES["README.md"].read_text(), flags=re.S)
+    assert len(text.split()) <= MOST_WORDS
 
 
 def test_a_block_without_a_language_is_run_or_says_why_not():

@@ -18,6 +18,8 @@ LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)#\s:]+)(?=[)#])")
 TEST_COMMENT = re.compile(r"^<!-- test: .*?-->\n", re.M | re.S)
 SEVERITY = re.compile(r"^- \*\*(critical|high|medium|low): ", re.M)
 README = "index.md"
+SEARCH_WEIGHT = {"reference/settings.md": 4, "reference/cli.md": 2, "reference/modules.md": 0.25}
+"""Pages that answer a search before others, or after them."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -42,6 +44,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
     A severity at the beginning of an entry becomes a label.
     """
+    page.meta["search"] = {"boost": SEARCH_WEIGHT.get(page.file.src_uri, 1)}
 
     def moved(match: re.Match[str]) -> str:
         path = _repository_path(page.file.src_uri, match["target"])

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 from unittest.mock import patch
 
 import pytest
+from PIL import Image
 
 from securesgd.data.catalog import CATALOG
 from tests.command_line import SECURESGD, run_here
@@ -44,6 +46,24 @@ def test_list_says_what_there_is_and_where(tmp_path):
     assert "60,000" in table
     assert "3×32×32" in table
     assert "securesgd data fetch fashion-mnist" in table
+
+
+def test_photos_of_many_sizes_are_counted_in_a_short_table(tmp_path):
+    """Photos from a camera roll: the commonest sizes, the number of the others, and a size that this package is for."""
+    for i in range(14):
+        for name in ("cat", "dog"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            Image.new("RGB", (40 + i, 60)).save(tmp_path / name / f"{i}.png")
+    Image.new("RGB", (53, 60)).save(tmp_path / "cat" / "again.png")
+    result = run("check", str(tmp_path))
+    assert result.returncode == 1
+    sizes = re.findall(r"│ (.+?) +│ +(\d+) │", result.stdout.partition("mode")[0])
+    assert len(sizes) == 10
+    assert sizes[0] == ("53×60", "3")
+    assert sizes[-1] == ("5 more", "10")
+    assert sum(int(count) for _, count in sizes) == 29
+    assert "14 sizes" in result.stdout
+    assert result.stdout.rstrip().endswith("like --resize 32x32")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_all_right_is_not_warned_of_unless_the_examples_are_too_one_sided(labels
 def test_the_lines_of_a_model_that_always_says_cat():
     right, recall, warning = class_balance([0] * 160 + [1] * 40, [0] * 200).lines(CAT_AND_DOG)
     assert right == 'right: 0.800 (0.74–0.85) of 200; always answering "cat" would be right on 0.800'
-    assert recall == "recall: cat 1.000 of 160, dog 0.000 of 40"
+    assert recall == "recall: cat: 1.000 of 160, dog: 0.000 of 40"
     assert warning == (
         'WARNING: 1.000 of the answers are "cat", though 40 of 200 examples are of other classes; 0.800 right '
         '(0.74–0.85) is not shown to be above the 0.800 of always answering "cat"'
@@ -103,12 +103,12 @@ def test_many_classes_are_the_mean_and_the_worst_three():
     labels = list(range(20)) * 5
     answers = [None if label in (3, 8) or (label == 11 and place < 40) else label for place, label in enumerate(labels)]
     assert class_balance(labels, answers).recall_line() == (
-        "recall: mean 0.880 of 20 classes; worst: 3 0.000 of 5, 8 0.000 of 5, 11 0.600 of 5"
+        "recall: mean 0.880 of 20 classes; worst: 3: 0.000 of 5, 8: 0.000 of 5, 11: 0.600 of 5"
     )
 
 
 def test_classes_without_examples_are_named():
-    assert class_balance([0, 0], [0, 0]).recall_line(CAT_AND_DOG) == "recall: cat 1.000 of 2; no examples of dog"
+    assert class_balance([0, 0], [0, 0]).recall_line(CAT_AND_DOG) == "recall: cat: 1.000 of 2; no examples of dog"
     assert class_balance([1], [0]).recall == (None, 0.0)
 
 

@@ -133,6 +133,8 @@ def data_convert(
 
 
 def _print_check(check: "DataCheck") -> None:
+    from securesgd.data.problems import MOST_SHOWN
+
     console = Console(highlight=False)
     held = {
         "images": f"{check.files:,} files",
@@ -142,9 +144,9 @@ def _print_check(check: "DataCheck") -> None:
     console.print(f"{held}. What follows describes private data: not for publication.")
     for title, counts in (("size", check.sizes), ("mode", check.modes)):
         if counts:
-            _print_counts(console, title, {"images": counts})
+            _print_counts(console, title, {"images": counts}, most=MOST_SHOWN)
     if check.classes:
-        _print_counts(console, "class", check.classes)
+        _print_counts(console, "class", check.classes, most=100)
     for note in check.notes:
         console.print(escape(printable(note)), soft_wrap=True)
     for problem in check.problems:
@@ -158,14 +160,19 @@ def _print_check(check: "DataCheck") -> None:
         console.print("no problems")
 
 
-def _print_counts(console: Console, title: str, counts: dict[str, dict[str, int]]) -> None:
-    """Print a table with a row per name and a column per kind of count."""
+def _print_counts(console: Console, title: str, counts: dict[str, dict[str, int]], most: int) -> None:
+    """Print a table of at most so many rows, a row per name and a column per kind of count."""
     table = Table()
     table.add_column(title, overflow="fold")
     for kind in counts:
         table.add_column(kind, justify="right")
-    for name in dict.fromkeys(name for column in counts.values() for name in column):
+    names = list(dict.fromkeys(name for column in counts.values() for name in column))
+    shown = names if len(names) <= most else names[: most - 1]
+    for name in shown:
         table.add_row(escape(printable(name)), *(f"{column.get(name, 0):,}" for column in counts.values()))
+    if others := names[len(shown) :]:
+        sums = (sum(column.get(name, 0) for name in others) for column in counts.values())
+        table.add_row(f"{len(others):,} more", *(f"{count:,}" for count in sums))
     console.print(table)
 
 

@@ -24,7 +24,7 @@ _EXAMPLES = """Examples:
 
 securesgd tune --dataset mnist --method dpsgd --epsilon 3 --set holdout=5000 --try learning_rate=0.5,1,2 --out runs/b
 
-securesgd tune --dataset people.csv --target diagnosis --method dpsgd --validate-on public.csv --try steps=200,400
+securesgd tune --dataset people.csv --method dpsgd --validate-on public.csv --try steps=200,400 --out runs/c
 --try learning_rate=0.5,1 --trials-mean 8 --out runs/people
 """
 

@@ -222,6 +222,7 @@ def numbers_of(size: tuple[int, int], mode: str) -> int:
 def _several_sizes(images: Sequence[FolderImage]) -> Problem:
     sizes = Counter(image.header.size for image in images).most_common()
     counts = [f"{format_size(size)} ({count:,})" for size, count in sizes]
-    width, height = sizes[0][0]
-    problem = f"the images have {len(sizes)} sizes: {join_some(counts)}; give all the same with --resize "
+    commonest, count = sizes[0]
+    width, height = commonest if 2 * count >= len(images) and max(commonest) <= 64 else (32, 32)
+    problem = f"the images have {len(sizes):,} sizes: {join_some(counts)}; give all the same with --resize "
     return Problem(file="", problem=problem + f"WIDTHxHEIGHT, like --resize {width}x{height}")

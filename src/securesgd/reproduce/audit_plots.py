@@ -20,13 +20,11 @@ def audit_figure(rows: Sequence[Row], path: Path) -> None:
     shipped, broken = figure.subplots(1, 2, width_ratios=(2, 3))
     honest = [row for row in rows if row["kind"] == "as-shipped"]
     claims = sorted({float(row["epsilon"]) for row in rows})
-    for column, label, offset in (
-        (_BOUND, "trade-off curve", -0.12),
-        ("white_box_simple", "(ε, δ) alone", 0.0),
-        ("black_box_tradeoff", "black box", 0.12),
-    ):
+    columns = {"trade-off curve": _BOUND, "(ε, δ) alone": "white_box_simple", "black box": "black_box_tradeoff"}
+    for offset, (label, (colour, _)) in zip((-0.12, 0.0, 0.12), line_styles(columns).items(), strict=True):
         x = [claims.index(float(row["epsilon"])) + offset + _spread(row) for row in honest]
-        shipped.plot(x, [float(row[column]) for row in honest], ".", markersize=5, alpha=0.7, label=label)
+        y = [float(row[columns[label]]) for row in honest]
+        shipped.plot(x, y, ".", color=colour, markersize=5, alpha=0.7, label=label)
     for place, claim in enumerate(claims):
         label = "claimed" if place == 0 else "_nolegend_"
         shipped.plot([place - 0.35, place + 0.35], [claim, claim], color="black", linewidth=1.2, label=label)
@@ -42,10 +40,10 @@ def audit_figure(rows: Sequence[Row], path: Path) -> None:
         broken.axhline(float(words), color=colour, linewidth=0.8, linestyle="--")
     broken.set_xticks(range(len(kinds)), [kind.replace("-", "\n") for kind in kinds])
     broken.set(title="Broken on purpose (dashed: the claim), and canaries never inserted (null)")
-    for axes in (shipped, broken):
+    for axes, place in ((shipped, "upper left"), (broken, "center right")):  # where no point is
         axes.title.set_fontsize(10)
         tidy_axes(axes)
-        axes.legend(framealpha=1, edgecolor="none", fontsize=8)
+        axes.legend(framealpha=1, edgecolor="none", fontsize=8, loc=place)
     write_picture(figure, path)
 
 

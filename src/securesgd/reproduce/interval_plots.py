@@ -36,12 +36,12 @@ def interval_figure(rows: Sequence[Row], path: Path) -> None:
     by_epsilon.set(ylabel="certified accuracy", title="MNIST, by family and ε", ylim=(0, 1))
     by_radius.set(title="MNIST, ε = 3, by radius of training")
     others.set(title="Fashion-MNIST and CIFAR-10, ε = 8")
-    for axes in (by_epsilon, by_radius, others):
+    for axes, place in ((by_epsilon, "lower left"), (by_radius, "lower left"), (others, "upper right")):
         axes.set_xlabel("l∞ radius (pixels in [0, 1])")
         axes.title.set_fontsize(10)
         tidy_axes(axes)
         if axes.lines:
-            axes.legend(framealpha=1, edgecolor="none", fontsize=8)
+            axes.legend(framealpha=1, edgecolor="none", fontsize=7, loc=place)
     write_picture(figure, path)
 
 

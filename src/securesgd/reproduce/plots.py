@@ -60,6 +60,12 @@ def mean_and_band(group: Sequence[Row], column: str) -> tuple[float, float, floa
     return mean(values), min(values), max(values)
 
 
+def _seeds(rows: Sequence[Row]) -> str:
+    """Return what a line and its band are made of, for a title."""
+    seeds = len({row["seed"] for row in rows})
+    return f"mean and range of {seeds} seeds" if seeds > 1 else "1 seed"
+
+
 def tidy_axes(axes: Axes) -> None:
     """Draw a light grid and no frame at the top and on the right."""
     axes.grid(True, color="0.9")
@@ -105,18 +111,19 @@ def noise_scale_figure(rows: Sequence[Row], path: Path) -> None:
 
 
 def accuracy_figure(rows: Sequence[Row], path: Path, column: str = "test_accuracy") -> None:
-    """Draw the mean over seeds with the range of the seeds against epsilon, a line per method."""
+    """Draw the mean over seeds with the range of the seeds against epsilon, a line per method and data set."""
     figure = Figure(figsize=(6, 3.8), layout="constrained")
     axes = figure.subplots()
-    for method, (colour, marker) in line_styles(row["method"] for row in rows).items():
-        line = [row for row in rows if row["method"] == method]
+    datasets = sorted({row["dataset"] for row in rows})
+    names = [row["method"] if len(datasets) == 1 else f"{row['method']}, {row['dataset']}" for row in rows]
+    for name, (colour, marker) in line_styles(names).items():
+        line = [row for row, its_name in zip(rows, names, strict=True) if its_name == name]
         epsilons = sorted({row["epsilon"] for row in line})
         groups = [[row for row in line if row["epsilon"] == epsilon] for epsilon in epsilons]
         middle, low, high = zip(*(mean_and_band(group, column) for group in groups), strict=True)
-        axes.plot(epsilons, middle, color=colour, marker=marker, linewidth=1.6, label=method)
+        axes.plot(epsilons, middle, color=colour, marker=marker, linewidth=1.6, label=name)
         axes.fill_between(epsilons, low, high, color=colour, alpha=0.15)
-    images, seeds = int(rows[0]["test_images"]), len({row["seed"] for row in rows})
-    title = f"{rows[0]['dataset']}, {images:,} test images, mean and range of {seeds} seed{'s' * (seeds > 1)}"
+    title = f"{' and '.join(datasets)}, {int(rows[0]['test_images']):,} test images, {_seeds(rows)}"
     axes.set(xlabel="privacy budget ε", ylabel=column.replace("_", " "), title=title)
     axes.title.set_fontsize(10)
     tidy_axes(axes)
@@ -138,12 +145,11 @@ def ways_figure(rows: Sequence[Row], path: Path) -> None:
         middle, low, high = zip(*(mean_and_band(group, column) for column in columns), strict=True)
         axes.plot(radii, middle, color=colour, marker=marker, linewidth=1.6, label=way)
         axes.fill_between(radii, low, high, color=colour, alpha=0.15)
-    seeds = len({row["seed"] for row in rows})
     examples, draws = int(rows[0]["examples"]), int(rows[0]["draws"])
     axes.set(
         xlabel="l∞ radius (pixels in [0, 1])",
         ylabel="certified accuracy",
-        title=f"MNIST, {examples} test images, {draws:,} draws, mean and range of {seeds} seed{'s' * (seeds > 1)}",
+        title=f"MNIST, {examples} test images, {draws:,} draws, {_seeds(rows)}",
         ylim=(0, 1),
     )
     axes.title.set_fontsize(10)

@@ -139,7 +139,7 @@ class ClassBalance:
         classes = max(len(self.examples), len(class_names or ()))
 
         def listed(numbers: Sequence[int]) -> str:
-            return ", ".join(f"{class_name(k, class_names)} {recall[k]:.3f} of {self.examples[k]:,}" for k in numbers)
+            return ", ".join(f"{class_name(k, class_names)}: {recall[k]:.3f} of {self.examples[k]:,}" for k in numbers)
 
         if classes > _LISTED:
             worst = sorted(recall, key=lambda number: recall[number])[:_WORST]
