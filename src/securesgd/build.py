@@ -63,6 +63,7 @@ def build_model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -
         place=robustness.place,  # type: ignore[arg-type]
         start=robustness.start,
         seed=config.seed,
+        learning=robustness.scale_learning(config.training.steps),
     )
 
 
@@ -161,7 +162,8 @@ def require_same_outputs(model: nn.Module, input_shape: tuple[int, ...], expecte
 def redistribution_of(config: RunConfig, model: NoisyNetwork) -> Redistribution:
     """Return r as the layer of a model has it now."""
     variance = 1 / model.whitening**2
-    details = {name: getattr(config.robustness, name) for name in _way(config).details}
+    made = {name: getattr(config.robustness, name) for name in _way(config).details}
+    details = {name: value for name, value in made.items() if value is not None}
     r = tuple(variance / variance.sum())
     return Redistribution(way=config.way, shape=model.output_shape, per="unit", r=r, details=details)
 
@@ -214,6 +216,7 @@ def _with_noise(config: RunConfig, plain: nn.Module, input_shape: tuple[int, ...
     robustness = config.robustness
     model = NoisyNetwork(plain, input_shape, norm=robustness.norm, place=robustness.place)  # type: ignore[arg-type]
     model.redistribution, model.start = config.way, robustness.start
+    model.learning = robustness.scale_learning(config.training.steps)
     model.radius_per_std = robustness.radius_per_std(method(config.method).mechanism)
     model.set_noise(np.ones(model.units), learned=_way(config).learned)
     return model
