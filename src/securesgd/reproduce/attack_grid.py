@@ -44,7 +44,7 @@ _ROBUST_DELTA = 0.05  # the authors'
 
 
 def _without_privacy() -> dict[str, tuple[float | None, ...]]:
-    return {"quick": (None,), "paper": (None,)}
+    return {"quick": (None,), "standard": (None,)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class AttackGrid:
     """Privacy budgets of the training data, by profile."""
     more_lines: Mapping[str, Sequence[Line]] = field(default_factory=dict)
     """Lines whose training differs by profile."""
-    seeds: Mapping[str, Sequence[int]] = field(default_factory=lambda: {"quick": (0,), "paper": (0, 1, 2)})
+    seeds: Mapping[str, Sequence[int]] = field(default_factory=lambda: {"quick": (0,), "standard": (0, 1, 2)})
 
     def cells(self, profile: str) -> list[Cell]:
         """Return the cells: line × privacy budget × seed."""

@@ -46,7 +46,7 @@ FIG1 = Experiment(
     cells=_mechanism_cells,
     measure=measure_noise,
     draw=noise_scale_figure,
-    minutes={"quick": 0.02, "paper": 0.02},
+    minutes={"quick": 0.02, "standard": 0.02},
     seeded=False,
 )
 
@@ -76,7 +76,7 @@ FIG2_GRID = AttackGrid(
     },
     profiles={
         "quick": _CERTIFIED_QUICK,
-        "paper": _CERTIFIED_PAPER | {"network": "cifar-cnn", "steps": 40_000},
+        "standard": _CERTIFIED_PAPER | {"network": "cifar-cnn", "steps": 40_000},
     },
 )  # fmt: skip
 FIG3_GRID = AttackGrid(
@@ -87,20 +87,20 @@ FIG3_GRID = AttackGrid(
     },
     profiles={
         "quick": _CERTIFIED_QUICK,
-        "paper": _CERTIFIED_PAPER | {"network": "mnist-cnn", "steps": 9400},
+        "standard": _CERTIFIED_PAPER | {"network": "mnist-cnn", "steps": 9400},
     },
 )  # fmt: skip
 FIG2 = Experiment(
     cells=FIG2_GRID.cells,
     measure=measure_cell,
     draw=partial(_draw_certified, robust_epsilon=8.0, stated={"pixeldp": (0.0863, 8.14e-7)}),
-    minutes={"quick": 9, "paper": 600},
+    minutes={"quick": 9, "standard": 600},
 )
 FIG3 = Experiment(
     cells=FIG3_GRID.cells,
     measure=measure_cell,
     draw=partial(_draw_certified, robust_epsilon=4.0, stated={"pixeldp": (0.0417, 5.89e-3)}),
-    minutes={"quick": 11, "paper": 90},
+    minutes={"quick": 11, "standard": 90},
 )
 
 # Figures 4 and 5: accuracy under attack against the privacy budget, on CIFAR-10 and on MNIST: Secure-SGD, its AGM form,
@@ -132,22 +132,22 @@ _BUDGETS_PAPER = {"examples": 1000, "votes": 1000, "eot": 20}
 
 FIG4_GRID = AttackGrid(
     lines=secure_lines(attack_size=0.05, robust_epsilon=8.0, learned="learned"),
-    more_lines=_adlm_line({"quick": 40, "paper": 300}, network="digits-cnn", batch_size=7200, learning_rate=1e-3),
-    epsilons={"quick": (2.0, 5.0, 10.0), "paper": (2.0, 4.0, 6.0, 8.0, 10.0)},
+    more_lines=_adlm_line({"quick": 40, "standard": 300}, network="digits-cnn", batch_size=7200, learning_rate=1e-3),
+    epsilons={"quick": (2.0, 5.0, 10.0), "standard": (2.0, 4.0, 6.0, 8.0, 10.0)},
     common={"dataset": "cifar10", "attack_steps": 3, "budgets": "0.05", "certify_draws": 0},
     profiles={
         "quick": _BUDGETS_QUICK | {"steps": 400},
-        "paper": _BUDGETS_PAPER | {"network": "cifar-cnn", "batch_size": 1024, "steps": 1000, "learning_rate": 1.0},
+        "standard": _BUDGETS_PAPER | {"network": "cifar-cnn", "batch_size": 1024, "steps": 1000, "learning_rate": 1.0},
     },
 )
 FIG5_GRID = AttackGrid(
     lines=secure_lines(attack_size=0.1, robust_epsilon=4.0, learned="learned-from-prior"),
-    more_lines=_adlm_line({"quick": 40, "paper": 1000}, network="mnist-cnn", batch_size=1800, learning_rate=3e-4),
-    epsilons={"quick": (0.2, 1.0, 2.0), "paper": (0.2, 0.5, 1.0, 1.5, 2.0)},
+    more_lines=_adlm_line({"quick": 40, "standard": 1000}, network="mnist-cnn", batch_size=1800, learning_rate=3e-4),
+    epsilons={"quick": (0.2, 1.0, 2.0), "standard": (0.2, 0.5, 1.0, 1.5, 2.0)},
     common={"dataset": "mnist", "attack_steps": 10, "budgets": "0.1", "certify_draws": 0},
     profiles={
         "quick": _BUDGETS_QUICK | {"steps": 200},
-        "paper": _BUDGETS_PAPER | {"network": "mnist-cnn", "batch_size": 512, "steps": 350, "learning_rate": 2.0},
+        "standard": _BUDGETS_PAPER | {"network": "mnist-cnn", "batch_size": 512, "steps": 350, "learning_rate": 2.0},
     },
 )
 FIG4 = Experiment(
@@ -158,7 +158,7 @@ FIG4 = Experiment(
         stated={"secure-sgd-agm": (0.027, 1.22e-6), "dpsgd": (0.038, 2.16e-6), "adlm": (0.1775, 2.05e-10)},
         stated_rise=0.1817,
     ),
-    minutes={"quick": 3, "paper": 300},
+    minutes={"quick": 3, "standard": 300},
 )
 FIG5 = Experiment(
     cells=FIG5_GRID.cells,
@@ -168,5 +168,5 @@ FIG5 = Experiment(
         stated={"secure-sgd-agm": (0.029, 8.79e-7), "dpsgd": (0.1074, 8.54e-14)},
         stated_rise=0.2967,
     ),
-    minutes={"quick": 2.5, "paper": 15},
+    minutes={"quick": 2.5, "standard": 15},
 )

@@ -20,7 +20,7 @@ _RADII = {"linf": (0.02, 0.04, 0.06, 0.08, 0.10), "l2": (0.25, 0.5, 0.75, 1.0, 1
 _COMPARED = tuple(f"{norm}_{radius:g}" for norm, radii in _RADII.items() for radius in radii)
 _PROFILES: dict[str, dict[str, Any]] = {
     "quick": {"seeds": (0,), "examples": 200, "draws": 1_000},
-    "paper": {"seeds": (0, 1, 2), "examples": 1_000, "draws": 10_000},
+    "standard": {"seeds": (0, 1, 2), "examples": 1_000, "draws": 10_000},
 }
 _MODELS: tuple[tuple[str, str, str | None, float | None, float], ...] = (
     ("mnist", "secure-sgd", "linf", None, 3.0),
@@ -112,4 +112,4 @@ def _draw(rows: list[Row], path: Path) -> None:
     write_rows(path.with_name("summary.csv"), summaries)
 
 
-LEADERBOARD = Experiment(cells=_cells, measure=measure_leaderboard, draw=_draw, minutes={"quick": 15, "paper": 25})
+LEADERBOARD = Experiment(cells=_cells, measure=measure_leaderboard, draw=_draw, minutes={"quick": 15, "standard": 25})

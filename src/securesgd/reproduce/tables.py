@@ -43,7 +43,7 @@ _NETWORK_TRAINING: dict[float, dict[str, Any]] = {
     1.0: {"batch_size": 1024, "steps": 150, "learning_rate": 4.0},
     2.0: {"batch_size": 512, "steps": 350, "learning_rate": 2.0},
 }
-_SEEDS: dict[str, tuple[int, ...]] = {"quick": (0,), "paper": (0, 1, 2)}
+_SEEDS: dict[str, tuple[int, ...]] = {"quick": (0,), "standard": (0, 1, 2)}
 
 
 def _network_cells(profile: str) -> list[Cell]:
@@ -71,12 +71,12 @@ def _draw_network(rows: list[Row], path: Path) -> None:
 
 
 PAPER_NETWORK = Experiment(
-    cells=_network_cells, measure=measure_network, draw=_draw_network, minutes={"quick": 3, "paper": 3}
+    cells=_network_cells, measure=measure_network, draw=_draw_network, minutes={"quick": 3, "standard": 3}
 )
 
 _ADLM_BUDGETS: dict[str, dict[str, tuple[float, ...]]] = {
     "quick": {"mnist": (0.3,), "cifar10": (2.5,)},
-    "paper": {"mnist": (0.3, 2.0), "cifar10": (2.5, 10.0)},
+    "standard": {"mnist": (0.3, 2.0), "cifar10": (2.5, 10.0)},
 }
 
 
@@ -96,7 +96,7 @@ def measure_adlm(cell: Cell, work: Path) -> list[Row]:
     return [accuracy_row(cell, folder, {"epsilon": cell["epsilon"]})]
 
 
-ADLM = Experiment(cells=_adlm_cells, measure=measure_adlm, draw=accuracy_figure, minutes={"quick": 6, "paper": 6})
+ADLM = Experiment(cells=_adlm_cells, measure=measure_adlm, draw=accuracy_figure, minutes={"quick": 6, "standard": 6})
 
 _ATTACK_WAYS = {"secure-sgd": "learned-from-prior", "secure-sgd-agm": "uniform"}
 _DPSGD_SETTINGS = {name: SETTINGS[name] for name in ("network", "epsilon", "batch_size", "steps", "learning_rate")}
@@ -158,5 +158,5 @@ def _draw_attacks(rows: list[Row], path: Path) -> None:
 
 _ATTACK_TABLE = AttackTable()
 ATTACKS = Experiment(
-    cells=_ATTACK_TABLE.cells, measure=_ATTACK_TABLE.measure, draw=_draw_attacks, minutes={"quick": 30, "paper": 30}
+    cells=_ATTACK_TABLE.cells, measure=_ATTACK_TABLE.measure, draw=_draw_attacks, minutes={"quick": 30, "standard": 30}
 )
