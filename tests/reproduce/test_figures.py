@@ -56,7 +56,7 @@ def test_all_five_figures_with_rows_gains_and_environment(whole):
     assert [(g["protocol"], g["way"], g["paper_gain"]) for g in gains] == [
         ("as-published", "as-published", 0.0863), ("sound", "as-published", 0.0863), ("sound", "learned", 0.0863),
     ]  # fmt: skip
-    assert all(g["pairs"] == 8 for g in gains)  # four attacks, two sizes
+    assert all((g["points"], g["seeds"]) == (8, 1) for g in gains)  # four attacks, two sizes
     gains = read_rows(folder / "results" / "fig4" / "gains.csv")
     for protocol in ("as-published", "sound"):
         others = [g["against"] for g in gains if g["protocol"] == protocol]
@@ -89,9 +89,9 @@ def test_without_a_profile_the_one_of_the_rows_is_drawn(tmp_path):
     """Results of the larger profile are not shrunk by a command that does not say so; nor is their date changed."""
     there = tmp_path / "fig1"
     shutil.copytree(ROOT / "results" / "fig1", there)
-    record = json.loads((there / "environment.json").read_text()) | {"profile": "paper"}
+    record = json.loads((there / "environment.json").read_text()) | {"profile": "paper"}  # as version 0.2.0 called it
     (there / "environment.json").write_text(json.dumps(record))
-    assert recorded_profile(there) == "paper"
+    assert recorded_profile(there) == "standard"
     assert recorded_profile(tmp_path / "nowhere") is None
     for extra in ([], ["--draw"]):
         assert reproduce("fig1", "--out", str(tmp_path), "--work", str(tmp_path / "runs"), *extra).returncode == 0
