@@ -30,7 +30,7 @@ def reproduce(
         str,
         typer.Argument(
             help="fig1 … fig5 of the paper, or all five; our tables: paper-network, redistribution, certified, "
-            "attacks, adlm, interval, audit"
+            "attacks, adlm, interval, audit, leaderboard; claims: what rows say about each claim of the paper"
         ),
     ],
     profile: Annotated[
@@ -58,8 +58,12 @@ def reproduce(
     so that they can be certified and attacked again without training. Under torchrun each process measures a cell at
     once: [dim]torchrun --nproc-per-node 4 -m securesgd reproduce all[/]
     """
-    from securesgd.reproduce.reproduce import plan_experiments
+    from securesgd.reproduce.reproduce import plan_experiments, write_claims
 
+    if experiment == "claims":
+        if is_first_process():
+            print(write_claims(out))
+        return
     if draw:
         if is_first_process():
             _reproduce(plan_experiments(experiment, out, profile=profile, jobs=jobs, seeds=seeds), out, work, draw=True)

@@ -9,6 +9,7 @@ __all__ = [
     "plan_experiments",
     "recorded_profile",
     "reproduce",
+    "write_claims",
 ]
 
 import os
@@ -19,7 +20,8 @@ from pathlib import Path
 from securesgd import __version__
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.reproduce.audit import AUDIT
-from securesgd.reproduce.figures import FIG1, FIG2, FIG3, FIG4, FIG5
+from securesgd.reproduce.claims import claim_rows
+from securesgd.reproduce.figures import FIG1, FIG2, FIG3, FIG4, FIG5, FIGURE_GAINS
 from securesgd.reproduce.grid import Cell, Experiment, cell_rows, fill_grid, open_cells
 from securesgd.reproduce.interval import INTERVAL
 from securesgd.reproduce.leaderboard import LEADERBOARD
@@ -27,6 +29,7 @@ from securesgd.reproduce.redistribution import CERTIFIED, REDISTRIBUTION
 from securesgd.reproduce.tables import ADLM, ATTACKS, PAPER_NETWORK
 from securesgd.runtime.machine import environment
 from securesgd.runtime.storage import read_json, write_json
+from securesgd.runtime.tables import write_rows
 from securesgd.validate import validate_count
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -53,6 +56,7 @@ SEEDED_ROWS = (
     "fixed seeds, so that the rows can be made again: their epsilon is that of the same training with a secret key, "
     "and no guarantee for these very models"
 )
+CLAIMS = "claims.csv"
 _ROWS, _FIGURE, _ENVIRONMENT = "rows.csv", "figure.png", "environment.json"
 
 
@@ -83,7 +87,7 @@ def plan_experiments(
     seeds; DamagedFileError if `rows.csv` is another table.
     """
     if experiment != "all" and experiment not in EXPERIMENTS:
-        raise InvalidInputError(f"unknown figure {experiment!r}: {nearest(experiment, [*EXPERIMENTS, 'all'])}")
+        raise InvalidInputError(f"unknown figure {experiment!r}: {nearest(experiment, [*EXPERIMENTS, 'all', 'claims'])}")
     if profile is not None and profile not in PROFILES:
         raise InvalidInputError(f"unknown profile {profile!r}: {nearest(profile, PROFILES)}")
     if jobs is not None and not 1 <= jobs <= 1024:
@@ -159,6 +163,21 @@ def reproduce(
         processes.on_first(lambda: _record_environment(folder, profile, seeded=experiment.seeded))
         fill_grid(table, cells, experiment.measure, work, jobs=min(len(todo), jobs), on_cell=on_cell)
     return processes.on_first(lambda: _draw(name, folder, profile))
+
+
+def write_claims(out: Path) -> Path:
+    """Write `out/claims.csv`: each claim of the paper, with what the rows of its figure in `out` say; return the path.
+
+    The rows are those of the profile that was measured last. Nothing is measured.
+    """
+    gains = {}
+    for name, figure_gains in FIGURE_GAINS.items():
+        cells, table = EXPERIMENTS[name].cells(recorded_profile(out / name) or "quick"), out / name / _ROWS
+        rows = cell_rows(table, cells) if table.exists() else []
+        gains[name] = figure_gains(rows) if rows else []
+    path = out / CLAIMS
+    write_rows(path, claim_rows(gains))
+    return path
 
 
 def _record_environment(folder: Path, profile: str, *, seeded: bool) -> None:
