@@ -40,7 +40,9 @@ def claims() -> str:
         interval = "" if row["lower"] is None else f" ({_points(row['lower'])} to {_points(row['upper'])})"
         p_value = "–" if row["p_value"] is None else f"{row['p_value']:.2g}"
         count = f"{row['examples']:.0f}, {row['seeds']:.0f}"
-        lines.append([*line, how, _points(row["gain"]) + interval, f"{count}, {p_value}", f"{row['verdict']}: {row['reason']}"])
+        lines.append(
+            [*line, how, _points(row["gain"]) + interval, f"{count}, {p_value}", f"{row['verdict']}: {row['reason']}"]
+        )
     head = ("the paper says", "gain", "protocol", "ours (95 % interval over seeds)", "n, seeds, p", "verdict")
     return _table(head, lines)
 

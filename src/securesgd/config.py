@@ -63,8 +63,8 @@ class RobustnessSettings:
     start: str = "uniform"
     """Where `learned` starts from: a way that reads no data."""
     scale_grid: int | None = None
-    """Blocks on each side of the first grid on which `learned` moves log-scales, finer grids later; None: a plain factor
-    for each unit."""
+    """Blocks on each side of the first grid on which `learned` moves log-scales, finer grids later; None: a plain
+    factor for each unit."""
     scale_rate: float | None = None
     """Learning rate of these log-scales, in learning rates of the weights; None: 1."""
     scale_share: float | None = None

@@ -45,9 +45,7 @@ def reproduce(
     jobs: Annotated[
         int | None, typer.Option(help="Cells at once, each on one thread; the number of cores if not given.")
     ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="Measure the first so many seeds only, before the others.")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Measure the first so many seeds only, before the others.")] = None,
     draw: Annotated[
         bool, typer.Option("--draw", help="Train nothing: draw the figure from the rows in --out.")
     ] = False,
@@ -77,7 +75,9 @@ def reproduce(
         if processes.count > 1 and jobs is not None:
             raise InvalidInputError(f"jobs is {jobs}; valid under torchrun: none, each process measures a cell at once")
         at_once = processes.count if processes.count > 1 else jobs
-        plans = processes.on_first(lambda: plan_experiments(experiment, out, profile=profile, jobs=at_once, seeds=seeds))
+        plans = processes.on_first(
+            lambda: plan_experiments(experiment, out, profile=profile, jobs=at_once, seeds=seeds)
+        )
         _reproduce(plans, out, work, draw=False)
 
 
@@ -93,7 +93,8 @@ def _reproduce(plans: "list[Plan]", out: Path, work: Path, *, draw: bool) -> Non
         with _progress(plan.name, 0 if draw else plan.open) as show:
             files = make_figure(
                 plan.name, out / plan.name, work / plan.name,
-                profile=plan.profile, jobs=plan.jobs, seeds=plan.seeds, only_draw=draw, on_cell=show if is_first_process() else None,
+                profile=plan.profile, jobs=plan.jobs, seeds=plan.seeds, only_draw=draw,
+                on_cell=show if is_first_process() else None,
             )  # fmt: skip
         for path in files if is_first_process() else ():
             print(path)

@@ -41,8 +41,8 @@ class NoisyNetwork(nn.Module):
     `radius_per_std` is the input radius, in `norm`, that one standard deviation of the noise is worth: 1/Δ of the
     whitened layer. `project()` keeps it there while weights change. None leaves unit noise, to be set by `set_noise`.
     `redistribution` is how r, the share of each unit, is obtained: a name of `redistribution.WAYS` or an import path;
-    `learned` starts from `start`, and moves as `learning` says: plainly if that is None. A way that reads data is carried
-    out in training and starts uniform.
+    `learned` starts from `start`, and moves as `learning` says: plainly if that is None. A way that reads data is
+    carried out in training and starts uniform.
 
     Guarantee: the output depends on the input only through the noisy layer, which is linear in the whole input, so the
     certificate of the layer holds for the network. Checked on construction and again at every certification

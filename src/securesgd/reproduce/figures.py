@@ -6,7 +6,7 @@ attacks that average over the noise, and noise at the input with r learned insid
 [0, 1].
 
 `standard` is three seeds of 500 images. Its networks are small where the paper's would take hours for a cell: figures
-2 to 4 have the small tanh network, figure 5 the paper's, and figure 4 one line with the paper's, to show the difference.
+2 to 4 have the small tanh network, figure 5 the paper's, and figure 4 the paper's in one cell, to show the difference.
 `quick` reduces the training, the budgets, the images, the draws and the seeds further.
 """
 
@@ -142,7 +142,7 @@ FIG4_GRID = AttackGrid(
         "quick": [_CIFAR_ADLM | {"steps": 40}],
         "standard": [_CIFAR_ADLM | {"steps": 100}, _INTERVAL, _CIFAR_PAPER],
     },
-    epsilons={"quick": dict.fromkeys((2.0, 5.0, 10.0), {}), "standard": _CIFAR_TRAINING},
+    epsilons={"quick": {2.0: {}, 5.0: {}, 10.0: {}}, "standard": _CIFAR_TRAINING},
     common={"dataset": "cifar10", "attack_steps": 3, "budgets": "0.05", "certify_draws": 0},
     profiles={
         "quick": _BUDGETS_QUICK | {"batch_size": 1024, "steps": 400, "learning_rate": 2.0},
@@ -153,7 +153,7 @@ _MNIST_ADLM = _ADLM | {"network": "mnist-cnn", "batch_size": 1800, "learning_rat
 FIG5_GRID = AttackGrid(
     lines=secure_lines(attack_size=0.1, robust_epsilon=4.0, learned="learned-from-prior"),
     more_lines={"quick": [_MNIST_ADLM | {"steps": 40}], "standard": [_MNIST_ADLM | {"steps": 120}, _INTERVAL]},
-    epsilons={"quick": dict.fromkeys((0.2, 1.0, 2.0), {}), "standard": NETWORK_TRAINING},
+    epsilons={"quick": {0.2: {}, 1.0: {}, 2.0: {}}, "standard": NETWORK_TRAINING},
     common={"dataset": "mnist", "attack_steps": 10, "budgets": "0.1", "certify_draws": 0},
     profiles={
         "quick": _BUDGETS_QUICK | {"batch_size": 1024, "steps": 200, "learning_rate": 2.0},

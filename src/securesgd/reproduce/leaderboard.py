@@ -55,10 +55,14 @@ _LINES: tuple[tuple[str, str, str | None, str, str], ...] = (
     ("fashion-mnist", "secure-sgd", "l2", "l2_0.5", "Fashion-MNIST, proven within l2 0.5"),
     ("fashion-mnist", "secure-sgd", "l2", "average_certified_radius", "Fashion-MNIST, mean l2 radius"),
     ("cifar10", "secure-sgd", "l2", "l2_0.25", "CIFAR-10, proven within l2 0.25"),
-    *(("mnist", "secure-sgd", "linf", f"linf_{r:g}", f"MNIST, proven within l_inf {r:g}, votes") for r in _RADII["linf"][1:]),
-    *((data, "dpsgd", None, "test_accuracy", f"{words}, accuracy") for data, words in (
-        ("mnist", "MNIST"), ("fashion-mnist", "Fashion-MNIST"), ("cifar10", "CIFAR-10"))),
-)  # fmt: skip
+    *(
+        ("mnist", "secure-sgd", "linf", f"linf_{radius:g}", f"MNIST, proven within l_inf {radius:g}, votes")
+        for radius in _RADII["linf"][1:]
+    ),
+    ("mnist", "dpsgd", None, "test_accuracy", "MNIST, accuracy"),
+    ("fashion-mnist", "dpsgd", None, "test_accuracy", "Fashion-MNIST, accuracy"),
+    ("cifar10", "dpsgd", None, "test_accuracy", "CIFAR-10, accuracy"),
+)
 """Of the table: data set, method, norm, column and words."""
 
 
@@ -71,9 +75,7 @@ def leaderboard_lines(rows: list[Row]) -> list[list[str]]:
     for dataset, method, norm, column, words in _LINES:
         published = PUBLISHED.get((dataset, method, norm), {}).get(column)
         line = [words, "none" if published is None else f"{published:.3f}, {SOURCES[method][0]}"]
-        own = [
-            row for row in rows if (row["dataset"], row["method"], row["norm"] or None) == (dataset, method, norm)
-        ]
+        own = [row for row in rows if (row["dataset"], row["method"], row["norm"] or None) == (dataset, method, norm)]
         if not own:
             lines.append([*line, "not measured yet", "", "", ""])
             continue
@@ -82,7 +84,11 @@ def leaderboard_lines(rows: list[Row]) -> list[list[str]]:
         mean, low, high = (best[f"{column}_{name}"] for name in ("mean", "min", "max"))
         ours = f"{mean:.3f} ({low:.3f}–{high:.3f})" if best["seeds"] > 1 else f"{mean:.3f}"
         noise = f"{best['unit']:g}" if best["unit"] else ("the preset's" if norm else "none")
-        count = f"{best['examples']:,.0f} images, {best['draws']:,.0f} draws" if norm else f"{best['test_images']:,.0f} images"
+        count = (
+            f"{best['examples']:,.0f} images, {best['draws']:,.0f} draws"
+            if norm
+            else f"{best['test_images']:,.0f} images"
+        )
         budget = f"{best['epsilon']:g}, {best['delta']:g}"
         lines.append([*line, ours, noise, budget, f"{count}, {best['seeds']} seed{'s' * (best['seeds'] > 1)}"])
     return lines

@@ -87,7 +87,9 @@ def plan_experiments(
     seeds; DamagedFileError if `rows.csv` is another table.
     """
     if experiment != "all" and experiment not in EXPERIMENTS:
-        raise InvalidInputError(f"unknown figure {experiment!r}: {nearest(experiment, [*EXPERIMENTS, 'all', 'claims'])}")
+        raise InvalidInputError(
+            f"unknown figure {experiment!r}: {nearest(experiment, [*EXPERIMENTS, 'all', 'claims'])}"
+        )
     if profile is not None and profile not in PROFILES:
         raise InvalidInputError(f"unknown profile {profile!r}: {nearest(profile, PROFILES)}")
     if jobs is not None and not 1 <= jobs <= 1024:
@@ -124,7 +126,9 @@ def estimate_lines(plans: Sequence[Plan]) -> list[str]:
     """Return, in words, what is to be measured and how long it takes; most machines need less."""
     lines = []
     for plan in plans:
-        words = f"{plan.name}: {plan.open} cells to do, {plan.measured} done, {_duration(plan.core_minutes / plan.jobs)}"
+        words = (
+            f"{plan.name}: {plan.open} cells to do, {plan.measured} done, {_duration(plan.core_minutes / plan.jobs)}"
+        )
         each = f" ({plan.core_minutes / plan.open:g} core-minutes a cell)" if plan.open else ""
         lines.append(words + each)
     if len(plans) > 1:
