@@ -230,11 +230,11 @@ COMMANDS = {
     "certify": ("norm", "draws", "failure-prob", "examples", "rule", "radius", "tolerance", "at-radii", "selection-draws", "seed"),
     "attack": ("attack", "norm", "budget", "eot", "steps", "restarts", "target", "examples", "protocol", "draws", "certify-draws", "seed"),
     "report": ("out",),
-    "reproduce": ("profile", "out", "work", "jobs"),
+    "reproduce": ("profile", "out", "work", "jobs", "seeds"),
     "data": ("folder",),
 }  # fmt: skip
 SETTINGS = (
-    "network", "seed", "holdout", "public_dataset", "norm", "place", "unit", "robust_epsilon", "robust_delta", "attack_size", "redistribution", "start",
+    "network", "seed", "holdout", "public_dataset", "norm", "place", "unit", "robust_epsilon", "robust_delta", "attack_size", "redistribution", "start", "scale_grid", "scale_rate", "scale_share",
     "direction", "beta", "per", "r_noise_multiplier", "r_step", "private", "delta", "epsilon", "noise_multiplier", "batch_size", "steps", "max_grad_norm",
     "accountant", "noise_seed", "learning_rate", "optimizer", "momentum", "schedule", "warmup_steps", "ema_decay", "copies", "micro_batch",
     "block_steps", "checkpoint_steps", "robustness", "training", "adlm", "dataset", "training.steps", "hidden",

@@ -61,7 +61,12 @@ def test_private_r_is_in_the_ledger_and_in_the_epsilon(tmp_path):
     assert 4.0 - 4e-3 < result.privacy.accounted_epsilon <= 4.0
 
 
-@pytest.mark.parametrize("changes", [{"place": "first-layer"}, {"redistribution": "private", "checkpoint_steps": 1}])
+BY_BLOCKS = {"redistribution": "learned", "scale_grid": 2, "scale_share": 100.0}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"place": "first-layer"}, {"redistribution": "private", "checkpoint_steps": 1}, BY_BLOCKS]
+)
 def test_a_resumed_run_ends_with_the_same_bits(changes, tmp_path):
     """The control of Δ and the release of r have state and randomness of their own; both must survive a crash."""
     config = quick("secure-sgd", **{"checkpoint_steps": 2} | changes)

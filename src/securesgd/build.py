@@ -5,6 +5,7 @@ __all__ = [
     "build_model",
     "build_trained_model",
     "probe_outputs",
+    "public_examples",
     "redistribution_of",
     "redistribution_release",
     "require_same_outputs",
@@ -19,6 +20,7 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from securesgd.baselines.adlm.network import AdlmNetwork, cropped_shape
 from securesgd.config import RunConfig
@@ -30,11 +32,11 @@ from securesgd.models.interval_network import IntervalNetwork
 from securesgd.models.networks import NETWORKS, network, network_from_function
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.redistribution import WAYS, Redistribution, Way
-from securesgd.models.validate_network import random_inputs
+from securesgd.models.validate_network import random_inputs, run_network
 from securesgd.privacy import GaussianRelease, UnprotectedRelease
 from securesgd.runtime.import_path import load_function
 from securesgd.runtime.key_stream import KeyStream
-from securesgd.training.examples import Examples
+from securesgd.training.examples import Examples, as_examples
 from securesgd.training.one_off_release import OneOffRelease
 
 NetworkSource = str | nn.Module | Callable[..., nn.Module]
@@ -63,6 +65,7 @@ def build_model(config: RunConfig, input_shape: tuple[int, ...], classes: int) -
         place=robustness.place,  # type: ignore[arg-type]
         start=robustness.start,
         seed=config.seed,
+        learning=robustness.scale_learning(config.training.steps),
     )
 
 
@@ -161,7 +164,9 @@ def require_same_outputs(model: nn.Module, input_shape: tuple[int, ...], expecte
 def redistribution_of(config: RunConfig, model: NoisyNetwork) -> Redistribution:
     """Return r as the layer of a model has it now."""
     variance = 1 / model.whitening**2
-    details = {name: getattr(config.robustness, name) for name in _way(config).details}
+    made = {name: getattr(config.robustness, name) for name in _way(config).details}
+    made |= {} if config.public_dataset is None else {"public_dataset": config.public_dataset}
+    details = {name: value for name, value in made.items() if value is not None}
     r = tuple(variance / variance.sum())
     return Redistribution(way=config.way, shape=model.output_shape, per="unit", r=r, details=details)
 
@@ -180,11 +185,13 @@ def redistribution_release(config: RunConfig, model: nn.Module) -> OneOffRelease
             label="redistribution vector r", reason="r was computed on the private data without noise, as published"
         )
 
+    public = _public_examples(config, model) if way.reads == "public data" else None
+
     def action(model: nn.Module, examples: Examples, stream: KeyStream) -> None:
         assert isinstance(model, NoisyNetwork)
         r = redistribution_from_gradients(
             model,
-            _public_batches(str(config.public_dataset)) if way.reads == "public data" else _batches(examples),
+            _batches(examples if public is None else public),
             way=config.way,
             noise_multiplier=noise,
             stream=stream,
@@ -195,6 +202,31 @@ def redistribution_release(config: RunConfig, model: nn.Module) -> OneOffRelease
         model.set_redistribution(r)
 
     return OneOffRelease(step=int(settings.r_step * config.training.steps), event=event, action=action)
+
+
+def public_examples(dataset: str, input_shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
+    """Return training inputs and targets of a public data set for a model with these inputs and classes.
+
+    Images of another size are resized (bilinear), grey ones repeated for each colour and coloured ones averaged.
+    Raises: InvalidInputError if that cannot be done, or there are more classes than the model tells apart.
+    """
+    public = load_data(dataset)
+    if public.classes > classes:
+        raise InvalidInputError(
+            f"public_dataset {dataset} has {public.classes} classes; valid: at most the {classes} of the model"
+        )
+    inputs, shape = public.train_inputs[:], public.input_shape
+    if shape == input_shape:
+        return inputs, public.train_targets
+    if len(shape) != 3 or len(input_shape) != 3 or not {1, shape[0]} & {1, input_shape[0]}:
+        raise InvalidInputError(
+            f"public_dataset {dataset} has inputs of shape {shape}, the model of shape {input_shape}; valid: the same "
+            "shape, or images for images, which are resized"
+        )
+    if input_shape[0] != shape[0]:
+        inputs = inputs.mean(dim=1, keepdim=True).expand(-1, input_shape[0], -1, -1)
+    resized = interpolate(inputs, size=input_shape[1:], mode="bilinear", align_corners=False, antialias=True)
+    return resized.clamp(0, 1).to(torch.float32), public.train_targets
 
 
 def _way(config: RunConfig) -> Way:
@@ -214,6 +246,7 @@ def _with_noise(config: RunConfig, plain: nn.Module, input_shape: tuple[int, ...
     robustness = config.robustness
     model = NoisyNetwork(plain, input_shape, norm=robustness.norm, place=robustness.place)  # type: ignore[arg-type]
     model.redistribution, model.start = config.way, robustness.start
+    model.learning = robustness.scale_learning(config.training.steps)
     model.radius_per_std = robustness.radius_per_std(method(config.method).mechanism)
     model.set_noise(np.ones(model.units), learned=_way(config).learned)
     return model
@@ -255,13 +288,12 @@ def _per(config: RunConfig, model: NoisyNetwork) -> Per:
     return config.robustness.per or ("channel" if is_convolution else "unit")  # type: ignore[return-value]
 
 
+def _public_examples(config: RunConfig, model: NoisyNetwork) -> Examples:
+    """Return the public examples in the shape of the model's inputs."""
+    outputs = run_network(model, random_inputs(model, model.input_shape))
+    return as_examples(public_examples(str(config.public_dataset), model.input_shape, int(outputs.shape[-1])))
+
+
 def _batches(examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
     for start in range(0, len(examples), _SCORE_BATCH):
         yield examples.batch(np.arange(start, min(start + _SCORE_BATCH, len(examples))))
-
-
-def _public_batches(dataset: str) -> Iterator[tuple[Tensor, Tensor]]:
-    public = load_data(dataset)
-    for start in range(0, len(public.train_inputs), _SCORE_BATCH):
-        part = slice(start, start + _SCORE_BATCH)
-        yield public.train_inputs[part], public.train_targets[part]

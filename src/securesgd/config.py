@@ -25,6 +25,7 @@ from securesgd.data.settings import DataSettings
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.methods import method
 from securesgd.models.interval_network import IntervalSettings
+from securesgd.models.noise_layer import ScaleLearning
 from securesgd.models.noisy import Place
 from securesgd.models.redistribution import WAYS
 from securesgd.presets import preset
@@ -61,6 +62,13 @@ class RobustnessSettings:
     """A name of `models.redistribution.WAYS`, or an import path; None: the method's own."""
     start: str = "uniform"
     """Where `learned` starts from: a way that reads no data."""
+    scale_grid: int | None = None
+    """Blocks on each side of the first grid on which `learned` moves log-scales, finer grids later; None: a plain
+    factor for each unit."""
+    scale_rate: float | None = None
+    """Learning rate of these log-scales, in learning rates of the weights; None: 1."""
+    scale_share: float | None = None
+    """Factor of their gradient before all gradients are clipped together; None: 1."""
     direction: str = "vulnerable"
     """Of r from gradients: where more noise goes."""
     beta: float = 1.0
@@ -88,10 +96,26 @@ class RobustnessSettings:
             validate_positive(name, getattr(self, name))
         if self.unit is not None:
             validate_positive("unit", self.unit)
+        if self.scale_grid is None and (self.scale_rate, self.scale_share) != (None, None):
+            raise InvalidInputError("scale_rate and scale_share are for log-scales; valid: with scale_grid")
+        self.scale_learning(steps=1)
         if not 0 < self.robust_delta < 1:
             raise InvalidInputError(f"robust_delta is {self.robust_delta!r}; valid: 0 < robust_delta < 1")
         if not 0 <= self.r_step < 1:
             raise InvalidInputError(f"r_step is {self.r_step!r}; valid: a share of the steps, 0 <= r_step < 1")
+
+    def scale_learning(self, steps: int) -> ScaleLearning | None:
+        """Return how a learned r moves in a training of so many steps; None for plain factors.
+
+        Raises: InvalidInputError for a grid, rate or share that is not valid.
+        """
+        if self.scale_grid is None:
+            return None
+        validate_count("scale_grid", self.scale_grid, at_least=1)
+        rate, share = (1.0 if value is None else value for value in (self.scale_rate, self.scale_share))
+        validate_positive("scale_rate", rate)
+        validate_positive("scale_share", share)
+        return ScaleLearning(grid=self.scale_grid, steps=steps, rate=rate, share=share)
 
     def radius_per_std(self, mechanism: Any) -> float:
         """Return the input radius that one standard deviation of noise is worth: 1/Δ of the whitened layer."""
@@ -150,6 +174,8 @@ class RunConfig:
         if self.way == "public" and self.public_dataset is None:
             raise InvalidInputError("redistribution 'public' needs public_dataset, a data set you declare public")
         self._validate_public_steps()
+        if self.robustness.scale_grid is not None and self.way != "learned":
+            raise InvalidInputError(f"scale_grid is for redistribution = 'learned', got {self.way!r}")
         if self.way == "private" and not chosen.private:
             raise InvalidInputError(f"redistribution 'private' needs a private method, got {self.method}")
 

@@ -16,6 +16,8 @@ from torch.utils.data import Dataset
 from securesgd.clipping.engine import ClippedSum, ClippingEngine
 from securesgd.clipping.rules import convolution
 from securesgd.errors import InvalidInputError
+from securesgd.models.noise_layer import ScaleLearning
+from securesgd.models.noisy import NoisyNetwork
 from securesgd.privacy.mechanism import HeterogeneousGaussianMechanism
 from securesgd.runtime.grid_release import GridRelease
 from securesgd.runtime.key_stream import KeyStream
@@ -216,3 +218,34 @@ def test_a_number_of_examples_that_is_not_public_is_in_no_file_of_a_run(tmp_path
             and re.search(r"\b1,?237\b", path.read_text())]  # fmt: skip
     assert (run / "report.html").exists()
     assert told == []
+
+
+@pytest.mark.parametrize("share", [1.0, 1e6, 1e30])
+def test_no_share_of_the_norm_lets_one_example_move_the_log_scales_further(share: float) -> None:
+    """Their gradient is multiplied before the clipping; after it, the same share would be a share of the guarantee."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    learning = ScaleLearning(grid=2, steps=10, share=share, rate=1e3)
+    model = NoisyNetwork(layers, (1, 8, 8), radius_per_std=0.1, redistribution="learned", learning=learning).train()
+    model.noisy.noise.std.zero_()  # the same in both passes
+    inputs, targets = torch.rand(6, 1, 8, 8), torch.randint(3, (6,))
+    inputs[2] *= 1e4
+    for _ in range(3):  # coarse grid and fine
+        assert change_of(lambda: ClippingEngine(model, 0.1), inputs, targets, losses, row=2) <= 1
+        for _ in range(4):
+            model.project()
+
+
+def test_what_learned_the_scales_has_no_part_in_the_certificate() -> None:
+    """Whoever edits those buffers in a file changes nothing that the network computes, and not its Δ."""
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    learning = ScaleLearning(grid=2, steps=10, share=100.0)
+    model = NoisyNetwork(layers, (1, 8, 8), radius_per_std=0.1, redistribution="learned", learning=learning).eval()
+    x = torch.rand(2, 1, 8, 8)
+    before, delta = model.noisy.clean(x), model.sensitivity("linf").upper
+    state = model.state_dict()
+    state["noisy.scale.previous"] = state["noisy.scale.previous"] * 1e3
+    state["noisy.scale.steps_done"] = torch.tensor(10**6)
+    model.load_state_dict(state)
+    assert torch.equal(model.noisy.clean(x), before)
+    assert model.sensitivity("linf").upper == delta

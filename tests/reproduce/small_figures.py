@@ -21,7 +21,7 @@ ADLM = {"method": "adlm", "shown": "both", "batch_size": 500, "learning_rate": 3
 
 
 def small(grid, **changes):
-    values = {"common": COMMON, "profiles": {"quick": {}}, **changes}
+    values = {"common": COMMON, "profiles": {"quick": {}}, "more_lines": {}, **changes}
     return dataclasses.replace(grid, **values)
 
 
@@ -48,10 +48,10 @@ def small_grids():
         "fig2": certified(figures.FIG2_GRID, 8.0),
         "fig3": dataclasses.replace(fig3, lines=fig3.lines[:1]),
         "fig4": small(
-            figures.FIG4_GRID, common=common, epsilons={"quick": (8.0,)}, lines=lines, more_lines={"quick": [ADLM]}
+            figures.FIG4_GRID, common=common, epsilons={"quick": {8.0: {}}}, lines=lines, more_lines={"quick": [ADLM]}
         ),
         "fig5": small(
-            figures.FIG5_GRID, common=common, epsilons={"quick": (2.0, 8.0)}, lines=lines[3:4], more_lines={}
+            figures.FIG5_GRID, common=common, epsilons={"quick": {2.0: {}, 8.0: {}}}, lines=lines[3:4], more_lines={}
         ),
     }
     small_experiments = {name: dataclasses.replace(EXPERIMENTS[name], cells=grid.cells) for name, grid in grids.items()}

@@ -11,9 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from securesgd.errors import InvalidInputError
 from securesgd.reproduce.attack_grid import COLUMNS, grid_cells, training_settings
 from securesgd.reproduce.attack_plots import line_name
-from securesgd.reproduce.reproduce import EXPERIMENTS, FIGURES, PROFILES, recorded_profile
+from securesgd.reproduce.reproduce import (
+    EXPERIMENTS,
+    FIGURES,
+    PROFILES,
+    estimate_lines,
+    plan_experiments,
+    recorded_profile,
+)
 from securesgd.runtime.tables import read_rows
 from tests.command_line import run_here
 
@@ -55,7 +63,7 @@ def test_all_five_figures_with_rows_gains_and_environment(whole):
     assert [(g["protocol"], g["way"], g["paper_gain"]) for g in gains] == [
         ("as-published", "as-published", 0.0863), ("sound", "as-published", 0.0863), ("sound", "learned", 0.0863),
     ]  # fmt: skip
-    assert all(g["pairs"] == 8 for g in gains)  # four attacks, two sizes
+    assert all((g["points"], g["seeds"]) == (8, 1) for g in gains)  # four attacks, two sizes
     gains = read_rows(folder / "results" / "fig4" / "gains.csv")
     for protocol in ("as-published", "sound"):
         others = [g["against"] for g in gains if g["protocol"] == protocol]
@@ -88,9 +96,9 @@ def test_without_a_profile_the_one_of_the_rows_is_drawn(tmp_path):
     """Results of the larger profile are not shrunk by a command that does not say so; nor is their date changed."""
     there = tmp_path / "fig1"
     shutil.copytree(ROOT / "results" / "fig1", there)
-    record = json.loads((there / "environment.json").read_text()) | {"profile": "paper"}
+    record = json.loads((there / "environment.json").read_text()) | {"profile": "paper"}  # as version 0.2.0 called it
     (there / "environment.json").write_text(json.dumps(record))
-    assert recorded_profile(there) == "paper"
+    assert recorded_profile(there) == "standard"
     assert recorded_profile(tmp_path / "nowhere") is None
     for extra in ([], ["--draw"]):
         assert reproduce("fig1", "--out", str(tmp_path), "--work", str(tmp_path / "runs"), *extra).returncode == 0
@@ -223,3 +231,41 @@ def test_lines_have_no_unknown_columns():
     with pytest.raises(KeyError, match="no such column: colour"):
         grid_cells({}, [{"colour": "red"}], (0,))
     assert list(grid_cells({}, [{}], (1,))[0]) == list(COLUMNS)
+
+
+@pytest.mark.parametrize("name", FIGURES[1:])
+def test_the_standard_grid_can_carry_a_conclusion(name):
+    """Three seeds of 500 images, one seed of everything first; the paper's budgets, and more steps for a larger one."""
+    cells = EXPERIMENTS[name].cells("standard")
+    seeds = [cell["seed"] for cell in cells]
+    assert seeds == sorted(seeds)
+    assert set(seeds) == {0, 1, 2}
+    assert {(cell["examples"], cell["eot"]) for cell in cells} == {(500, 20)}
+    if name in ("fig2", "fig3"):
+        assert {cell["certify_draws"] for cell in cells} == {2000}
+        return
+    methods = {cell["method"] for cell in cells}
+    assert methods == {"dpsgd", "secure-sgd", "secure-sgd-agm", "adlm", "dp-ibp"}
+    epsilons = sorted({cell["epsilon"] for cell in cells})
+    assert (epsilons[0], epsilons[-1]) == {"fig4": (2.0, 10.0), "fig5": (0.2, 2.0)}[name]
+    work = [
+        next(c["steps"] for c in cells if (c["method"], c["epsilon"]) == ("secure-sgd", epsilon))
+        for epsilon in epsilons
+    ]
+    assert work == sorted(work)
+    assert len(set(work)) == len(work)
+    networks = {cell["network"] for cell in cells if cell["method"] == "dpsgd"}
+    assert networks == {"fig4": {"tanh-cnn", "cifar-cnn"}, "fig5": {"mnist-cnn"}}[name]
+    (interval, *_) = [cell for cell in cells if cell["method"] == "dp-ibp"]
+    assert "ema_decay" not in training_settings(interval)  # the preset's own
+
+
+def test_only_so_many_seeds_are_measured(tmp_path):
+    plans = {
+        seeds: plan_experiments("fig5", tmp_path, profile="standard", jobs=1, seeds=seeds)[0] for seeds in (1, 2, None)
+    }
+    assert plans[1].open * 3 == plans[None].open
+    assert plans[1].open * 2 == plans[2].open
+    assert f"({EXPERIMENTS['fig5'].minutes['standard']} core-minutes a cell)" in estimate_lines([plans[1]])[0]
+    with pytest.raises(InvalidInputError, match="seeds is 0"):
+        plan_experiments("fig5", tmp_path, seeds=0)

@@ -42,35 +42,45 @@ def test_lists_that_are_no_pairs_are_refused(theirs):
 
 
 def rows():
+    """Two seeds and two attacks: ours is above by 0.1 and 0.2 with seed 0, by 0.1 and 0 with seed 1."""
     values = {"ours": (0.9, 0.8, 0.7, 0.5), "other": (0.8, 0.7, 0.5, 0.5)}
     conditions = [("fgsm", 0), ("fgsm", 1), ("mim", 0), ("mim", 1)]
     return [
         {"method": method, "attack": attack, "seed": seed, "accuracy": value}
-        for method, found in values.items()
-        for (attack, seed), value in zip(conditions, found, strict=True)
+        for method, measured in values.items()
+        for (attack, seed), value in zip(conditions, measured, strict=True)
     ]
 
 
-def test_gains_are_averages_over_pairs():
-    (gain,) = gain_rows(rows(), ours="ours", value="accuracy", pair_by=("attack", "seed"))
-    assert gain["pairs"] == 4
+def test_a_pair_is_a_seed_and_not_an_attack_of_one_model():
+    (gain,) = gain_rows(rows(), ours="ours", value="accuracy", points=("attack",))
+    assert (gain["seeds"], gain["points"], gain["against"]) == (2, 2, "other")
     assert gain["gain"] == pytest.approx(0.1)
     assert gain["relative_gain"] == pytest.approx(0.1 / 0.625)
-    assert gain["against"] == "other"
-    assert 0 < gain["p_value"] < 0.2
-    per_attack = gain_rows(rows(), ours="ours", value="accuracy", pair_by=("seed",), per=("attack",))
-    assert [(g["attack"], round(g["gain"], 9), g["pairs"]) for g in per_attack] == [("fgsm", 0.1, 2), ("mim", 0.1, 2)]
+    by_seed = paired_t_test([0.8, 0.65], [0.65, 0.6])  # the means over the attacks
+    assert (gain["p_value"], gain["lower"]) == pytest.approx((by_seed.p_value, by_seed.lower))
+    more_attacks = [{**row, "attack": f"{row['attack']}-{k}"} for row in rows() for k in range(50)]
+    (same,) = gain_rows(more_attacks, ours="ours", value="accuracy", points=("attack",))
+    assert same["p_value"] == pytest.approx(gain["p_value"])  # attacks of the same models are no further evidence
+    per_attack = gain_rows(rows(), ours="ours", value="accuracy", points=(), per=("attack",))
+    assert [(g["attack"], round(g["gain"], 9), g["seeds"]) for g in per_attack] == [("fgsm", 0.1, 2), ("mim", 0.1, 2)]
+
+
+def test_one_seed_has_a_gain_and_no_test():
+    (gain,) = gain_rows([row for row in rows() if row["seed"] == 0], ours="ours", value="accuracy", points=("attack",))
+    assert gain["gain"] == pytest.approx(0.15)
+    assert (gain["lower"], gain["upper"], gain["t"], gain["p_value"]) == (None,) * 4
 
 
 def test_a_measurement_without_partner_or_value_is_left_out():
     table = [*rows(), {"method": "ours", "attack": "madry", "seed": 0, "accuracy": 0.1}]
     table.append({"method": "other", "attack": "madry", "seed": 0, "accuracy": None})
-    (gain,) = gain_rows(table, ours="ours", value="accuracy", pair_by=("attack", "seed"))
-    assert gain["pairs"] == 4
+    (gain,) = gain_rows(table, ours="ours", value="accuracy", points=("attack",))
+    assert (gain["points"], gain["gain"]) == (2, pytest.approx(0.1))
 
 
 def test_ambiguous_or_missing_rows_are_refused():
-    with pytest.raises(InvalidInputError, match="two rows for"):
-        gain_rows(rows(), ours="ours", value="accuracy", pair_by=("seed",))
+    with pytest.raises(InvalidInputError, match="two rows for seed 0"):
+        gain_rows(rows(), ours="ours", value="accuracy", points=())
     with pytest.raises(InvalidInputError, match="no rows of 'mine'"):
-        gain_rows(rows(), ours="mine", value="accuracy", pair_by=("attack", "seed"))
+        gain_rows(rows(), ours="mine", value="accuracy", points=("attack",))

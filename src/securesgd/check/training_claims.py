@@ -221,7 +221,9 @@ def _check_redistribution(evidence: Evidence) -> str:
         raise NotCheckable(f"the method {evidence.config['method']} has no noise to share out")
     r, robustness = Redistribution.load(evidence.path(names.REDISTRIBUTION)), evidence.config["robustness"]
     way = robustness.get("redistribution") or evidence.method.redistribution
-    details = {name: robustness[name] for name in WAYS[way].details} if way in WAYS else {}
+    details = {name: robustness[name] for name in WAYS[way].details if name in robustness} if way in WAYS else {}
+    if "public_dataset" in r.details:  # not yet in a record of version 0.2.0
+        details["public_dataset"] = evidence.config.get("public_dataset")
     require_equal(
         "redistribution.json",
         [("the sum of r as", math.fsum(r.r), 1.0), ("the way", r.way, way), ("the details", r.details, details)],

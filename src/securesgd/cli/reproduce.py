@@ -30,14 +30,14 @@ def reproduce(
         str,
         typer.Argument(
             help="fig1 … fig5 of the paper, or all five; our tables: paper-network, redistribution, certified, "
-            "attacks, adlm, interval, audit"
+            "attacks, adlm, interval, audit, leaderboard; claims: what rows say about each claim of the paper"
         ),
     ],
     profile: Annotated[
         str | None,
         typer.Option(
-            help="quick: smaller networks, fewer images and seeds; paper: the full grid (days). If not given, that of "
-            "the rows in --out, or quick."
+            help="quick: smaller networks, fewer images, one seed; standard: three seeds, with how many minutes a cell "
+            "takes printed first. If not given, that of the rows in --out, or quick."
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for rows, figures and environments.")] = Path("results"),
@@ -45,6 +45,7 @@ def reproduce(
     jobs: Annotated[
         int | None, typer.Option(help="Cells at once, each on one thread; the number of cores if not given.")
     ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Measure the first so many seeds only, before the others.")] = None,
     draw: Annotated[
         bool, typer.Option("--draw", help="Train nothing: draw the figure from the rows in --out.")
     ] = False,
@@ -55,11 +56,15 @@ def reproduce(
     so that they can be certified and attacked again without training. Under torchrun each process measures a cell at
     once: [dim]torchrun --nproc-per-node 4 -m securesgd reproduce all[/]
     """
-    from securesgd.reproduce.reproduce import plan_experiments
+    from securesgd.reproduce.reproduce import plan_experiments, write_claims
 
+    if experiment == "claims":
+        if is_first_process():
+            print(write_claims(out))
+        return
     if draw:
         if is_first_process():
-            _reproduce(plan_experiments(experiment, out, profile=profile, jobs=jobs), out, work, draw=True)
+            _reproduce(plan_experiments(experiment, out, profile=profile, jobs=jobs, seeds=seeds), out, work, draw=True)
         return
     from securesgd.runtime.processes import process_group
     from securesgd.runtime.storage import require_writable
@@ -70,7 +75,9 @@ def reproduce(
         if processes.count > 1 and jobs is not None:
             raise InvalidInputError(f"jobs is {jobs}; valid under torchrun: none, each process measures a cell at once")
         at_once = processes.count if processes.count > 1 else jobs
-        plans = processes.on_first(lambda: plan_experiments(experiment, out, profile=profile, jobs=at_once))
+        plans = processes.on_first(
+            lambda: plan_experiments(experiment, out, profile=profile, jobs=at_once, seeds=seeds)
+        )
         _reproduce(plans, out, work, draw=False)
 
 
@@ -86,7 +93,8 @@ def _reproduce(plans: "list[Plan]", out: Path, work: Path, *, draw: bool) -> Non
         with _progress(plan.name, 0 if draw else plan.open) as show:
             files = make_figure(
                 plan.name, out / plan.name, work / plan.name,
-                profile=plan.profile, jobs=plan.jobs, only_draw=draw, on_cell=show if is_first_process() else None,
+                profile=plan.profile, jobs=plan.jobs, seeds=plan.seeds, only_draw=draw,
+                on_cell=show if is_first_process() else None,
             )  # fmt: skip
         for path in files if is_first_process() else ():
             print(path)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.models.control import SensitivityControl
-from securesgd.models.noise_layer import GaussianNoise, NoisyLayer, Scale
+from securesgd.models.noise_layer import GaussianNoise, NoisyLayer, Scale, ScaleLearning
 from securesgd.models.redistribution import Redistribution, redistribution_way
 from securesgd.models.validate_network import random_inputs, require_sound, run_network
 from securesgd.theory import Convolution, Sensitivity, sensitivity
@@ -41,7 +41,8 @@ class NoisyNetwork(nn.Module):
     `radius_per_std` is the input radius, in `norm`, that one standard deviation of the noise is worth: 1/Δ of the
     whitened layer. `project()` keeps it there while weights change. None leaves unit noise, to be set by `set_noise`.
     `redistribution` is how r, the share of each unit, is obtained: a name of `redistribution.WAYS` or an import path;
-    `learned` starts from `start`. A way that reads data is carried out in training and starts uniform.
+    `learned` starts from `start`, and moves as `learning` says: plainly if that is None. A way that reads data is
+    carried out in training and starts uniform.
 
     Guarantee: the output depends on the input only through the noisy layer, which is linear in the whole input, so the
     certificate of the layer holds for the network. Checked on construction and again at every certification
@@ -68,19 +69,22 @@ class NoisyNetwork(nn.Module):
         place: Place = "input",
         start: str = "uniform",
         seed: int = 0,
+        learning: ScaleLearning | None = None,
     ) -> None:
         super().__init__()
         for name, value, valid in (("place", place, get_args(Place)), ("norm", norm, NORMS)):
             if value not in valid:
                 raise InvalidInputError(f"unknown {name} {value!r}: {nearest(str(value), valid)}")
         way = redistribution_way(redistribution)
+        if learning is not None and not way.learned:
+            raise InvalidInputError(f"learning is for redistribution='learned', got {redistribution!r}")
         if not isinstance(network, nn.Module):
             raise InvalidInputError(f"network is a {type(network).__name__}; valid: a torch.nn.Module")
         try:
             self.input_shape, self.place = tuple(int(n) for n in input_shape), place
         except (TypeError, ValueError):
             raise InvalidInputError(f"input_shape is {input_shape!r}; valid: whole numbers like (1, 28, 28)") from None
-        self.norm, self.redistribution, self.start = norm, redistribution, start
+        self.norm, self.redistribution, self.start, self.learning = norm, redistribution, start, learning
         self.radius_per_std = None if radius_per_std is None else validate_positive("radius_per_std", radius_per_std)
         layer = nn.Identity() if place == "input" else _first_layer(network, self.input_shape)
         probe = random_inputs(network, self.input_shape)
@@ -105,11 +109,16 @@ class NoisyNetwork(nn.Module):
     def project(self) -> None:
         """Scale the layer so that one standard deviation of noise is worth `radius_per_std` again.
 
-        Training calls this after each step: post-processing of released weights, at no cost in privacy. Nothing is
-        done if no `radius_per_std` was given.
+        Training calls this after each step: post-processing of released weights, at no cost in privacy. Without
+        `radius_per_std` only a learned r with `learning` moves.
         """
+        scale = self.noisy.scale
+        if scale is not None:
+            scale.move()
         if self._control is not None:
             self._control()
+        if scale is not None:
+            scale.settle()
 
     def set_redistribution(self, r: Redistribution, *, learned: bool = False) -> None:
         """Share the noise out by r; its size is that of `radius_per_std` at the present weights, or 1 without it."""
@@ -132,7 +141,7 @@ class NoisyNetwork(nn.Module):
         kind = torch.float64 if like.dtype == torch.float64 else torch.float32
         values = torch.as_tensor(np.asarray(std), dtype=kind, device=like.device).reshape(self.output_shape)
         self.noisy.noise = GaussianNoise(torch.ones_like(values) if learned else values)
-        self.noisy.scale = Scale(1 / values) if learned else None
+        self.noisy.scale = Scale(1 / values, self.learning) if learned else None
 
     @property
     def whitening(self) -> np.ndarray:

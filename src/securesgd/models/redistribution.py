@@ -128,7 +128,7 @@ WAYS: dict[str, Way] = {
     "prior": Way(first=prior),
     "public": Way(reads="public data", details=("direction", "beta")),
     "private": Way(reads="private data", details=("direction", "beta")),
-    "learned": Way(learned=True, details=("start",)),
+    "learned": Way(learned=True, details=("start", "scale_grid", "scale_rate", "scale_share")),
     "as-published": Way(reads="private data", protected=False, details=("direction", "beta")),
 }
 

@@ -9,6 +9,7 @@ __all__ = [
     "AttackGrid",
     "attack_rows",
     "grid_cells",
+    "hgm_lines",
     "measure_cell",
     "paper_attack_settings",
     "pixeldp_lines",
@@ -39,12 +40,12 @@ COLUMNS = (
 )  # fmt: skip
 """Of a cell. `shown` is the protocol a line is measured by, or both. None where a method has no such setting."""
 _TRAINING = ("network", "epsilon", "batch_size", "steps", "learning_rate", "copies", "place", "unit")
-_FOLDER_NAME = ("method", "way", "place", "network", "epsilon", "unit", "steps", "seed")
+_FOLDER_NAME = ("method", "way", "place", "network", "epsilon", "unit", "batch_size", "steps", "learning_rate", "seed")
 _ROBUST_DELTA = 0.05  # the authors'
 
 
-def _without_privacy() -> dict[str, tuple[float | None, ...]]:
-    return {"quick": (None,), "paper": (None,)}
+def _without_privacy() -> dict[str, dict[float | None, Line]]:
+    return {"quick": {None: {}}, "standard": {None: {}}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +56,21 @@ class AttackGrid:
     common: dict[str, Any]
     """Columns that all cells share; those that differ by profile, in `profiles`, take precedence."""
     profiles: Mapping[str, dict[str, Any]]
-    epsilons: Mapping[str, Sequence[float | None]] = field(default_factory=_without_privacy)
-    """Privacy budgets of the training data, by profile."""
+    epsilons: Mapping[str, Mapping[float | None, Line]] = field(default_factory=_without_privacy)
+    """Privacy budgets of the training data, by profile, with the training that suits each."""
     more_lines: Mapping[str, Sequence[Line]] = field(default_factory=dict)
-    """Lines whose training differs by profile."""
-    seeds: Mapping[str, Sequence[int]] = field(default_factory=lambda: {"quick": (0,), "paper": (0, 1, 2)})
+    """Lines that only a profile has, or whose training differs by profile. One with an `epsilon` has that one only."""
+    seeds: Mapping[str, Sequence[int]] = field(default_factory=lambda: {"quick": (0,), "standard": (0, 1, 2)})
 
     def cells(self, profile: str) -> list[Cell]:
-        """Return the cells: line × privacy budget × seed."""
+        """Return the cells: line × privacy budget × seed, the first seed of all lines first."""
         lines = [*self.lines, *self.more_lines.get(profile, ())]
-        with_epsilon = [{**line, "epsilon": epsilon} for epsilon in self.epsilons[profile] for line in lines]
+        with_epsilon = [
+            {**training, **line, "epsilon": epsilon}
+            for epsilon, training in self.epsilons[profile].items()
+            for line in lines
+            if line.get("epsilon", epsilon) == epsilon
+        ]
         return grid_cells(self.common | self.profiles[profile], with_epsilon, self.seeds[profile])
 
 
@@ -81,20 +87,23 @@ def grid_cells(common: dict[str, Any], lines: Iterable[Line], seeds: Sequence[in
 
 
 def pixeldp_lines(attack_size: float, learned: str, learned_epsilon: float) -> list[Line]:
-    """Return PixelDP, HGM_PixelDP at three robust_epsilon, and one more with r learned and noise at the input.
+    """Return PixelDP, HGM_PixelDP at its robust_epsilon, and one more with r learned and noise at the input.
 
     `learned` says where learning starts: a prior that looks away from the border suits digits, not photographs.
     """
-    hgm = [
-        {"method": "hgm-pixeldp", "way": "as-published", **_noise("extended", epsilon, attack_size)}
-        for epsilon in (2.0, 4.0, 8.0)
-    ]
+    hgm = hgm_lines(attack_size, (learned_epsilon,))
     ours = {"method": "hgm-pixeldp", "way": learned, **_noise("extended", learned_epsilon, attack_size)}
     published = [{"method": "pixeldp", "way": "uniform", **_noise("classic", 1.0, attack_size)}, *hgm]
     return [
         *({"place": "first-layer", "shown": "both", **line} for line in published),
         {"place": "input", "shown": "sound", **ours},
     ]
+
+
+def hgm_lines(attack_size: float, robust_epsilons: Sequence[float]) -> list[Line]:
+    """Return HGM_PixelDP as published, at each robust_epsilon."""
+    as_published = {"method": "hgm-pixeldp", "way": "as-published", "place": "first-layer", "shown": "both"}
+    return [as_published | _noise("extended", epsilon, attack_size) for epsilon in robust_epsilons]
 
 
 def secure_lines(attack_size: float, robust_epsilon: float, learned: str) -> list[Line]:
@@ -137,7 +146,10 @@ def measure_cell(cell: Cell, work: Path) -> list[Row]:
 
 def training_settings(cell: Cell) -> dict[str, Any]:
     """Return the settings that the model of a cell is trained with."""
-    settings = {name: cell[name] for name in _TRAINING if cell[name] is not None} | {"ema_decay": 0.0}
+    settings = {name: cell[name] for name in _TRAINING if cell[name] is not None}
+    if cell["steps"] is None:  # the preset of the method
+        return settings
+    settings["ema_decay"] = 0.0
     return settings if cell["way"] is None else settings | WAYS[cell["way"]] | {"norm": "linf"}
 
 

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 _ATTACK_NAMES = {"fgsm": "FGSM", "ifgsm": "I-FGSM", "mim": "MIM", "madry": "MadryEtAl"}
 _METHOD_NAMES = {
     "pixeldp": "PixelDP", "hgm-pixeldp": "HGM_PixelDP", "dpsgd": "DP-SGD", "adlm": "AdLM",
-    "secure-sgd": "Secure-SGD", "secure-sgd-agm": "Secure-SGD, AGM",
+    "secure-sgd": "Secure-SGD", "secure-sgd-agm": "Secure-SGD, AGM", "dp-ibp": "DP interval bounds",
 }  # fmt: skip
 
 
@@ -60,13 +60,18 @@ def _panels(rows: Sequence[Row], x: str, columns: Mapping[str, str], x_label: st
     attacks = _attacks(rows)
     figure = Figure(figsize=(2.6 * len(attacks) + 2.4, 5.4), layout="constrained")
     panels = figure.subplots(len(PROTOCOLS), len(attacks), sharex=True, sharey=True, squeeze=False)
-    styles = line_styles(map(line_name, rows))
+    network = rows[0]["network"]
+
+    def name_of(row: Row) -> str:  # a second network of a method is a line of its own
+        return line_name(row) + ("" if row["network"] == network else f", {row['network']}")
+
+    styles = line_styles(map(name_of, rows))
     handles: dict[str, Any] = {}
     for protocol, panel_row in zip(PROTOCOLS, panels, strict=True):
         for attack, axes in zip(attacks, panel_row, strict=True):
             panel = [row for row in rows if (row["protocol"], row["attack"]) == (protocol, attack)]
-            for name in dict.fromkeys(map(line_name, panel)):
-                line = [row for row in panel if line_name(row) == name]
+            for name in dict.fromkeys(map(name_of, panel)):
+                line = [row for row in panel if name_of(row) == name]
                 places = sorted({row[x] for row in line})
                 groups = [[row for row in line if row[x] == place] for place in places]
                 middle, low, high = zip(*(mean_and_band(group, columns[protocol]) for group in groups), strict=True)

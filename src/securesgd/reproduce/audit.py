@@ -18,7 +18,7 @@ from securesgd.theory.confidence import wilson_interval
 CLAIMS = (3.0, 1.0, 8.0)
 SETTINGS: dict[str, Any] = {"delta": 1e-5, "network": "mlp", "batch_size": 512, "steps": 20}
 KINDS = ("no-clipping", "half-noise", "noise-reused", "noise-twice", "biases-unclipped", "mean-clipping")
-_PROFILES: dict[str, dict[str, int]] = {"quick": {"runs": 2, "null": 5}, "paper": {"runs": 20, "null": 100}}
+_PROFILES: dict[str, dict[str, int]] = {"quick": {"runs": 2, "null": 5}, "standard": {"runs": 20, "null": 100}}
 
 
 def _cells(profile: str) -> list[Cell]:
@@ -94,4 +94,4 @@ def _draw(rows: list[Row], path: Path) -> None:
     write_rows(path.with_name("summary.csv"), audit_catches(rows))
 
 
-AUDIT = Experiment(cells=_cells, measure=measure_audit, draw=_draw, minutes={"quick": 0.1, "paper": 0.1})
+AUDIT = Experiment(cells=_cells, measure=measure_audit, draw=_draw, minutes={"quick": 0.1, "standard": 0.1})

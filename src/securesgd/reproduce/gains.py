@@ -1,8 +1,4 @@
-"""Rows added up: gains of one method over the others with paired t-tests, and several seeds in one row.
-
-Pairs of one trained model share that model, so the number of `seeds` stands beside every p-value: with one seed a test
-says that the difference holds over attacks and budgets, not over trainings.
-"""
+"""Rows added up: gains of one method over the others with paired t-tests over seeds, and several seeds in one row."""
 
 __all__ = [
     "CERTIFIED_COLUMNS",
@@ -33,23 +29,19 @@ CERTIFIED_COLUMNS = {"as-published": "published_attacked", "sound": "certified_a
 
 
 def attack_gains(rows: Sequence[Row], ours: str) -> list[dict[str, Any]]:
-    """Return a row per protocol, accuracy and other method: over all attacks (`all`), and for each attack.
-
-    A pair is the same seed, attack and budget; for the certificate at the clean image, seed and budget.
-    """
+    """Return a row per protocol, accuracy and other method: over all attacks (`all`), and for each attack."""
     gains = []
     for protocol in dict.fromkeys(row["protocol"] for row in rows):
         chosen = [row for row in rows if row["protocol"] == protocol]
-        seeds = len({row["seed"] for row in chosen})
         for value in ("attacked", "certified_clean", "certified_attacked"):
             if value == "certified_clean":  # it is the same whatever the attack: the rows of one attack are enough
                 first = [row for row in chosen if row["attack"] == chosen[0]["attack"]]
-                overall, by_attack = gain_rows(first, ours=ours, value=value, pair_by=("seed", "budget")), []
+                overall, by_attack = gain_rows(first, ours=ours, value=value, points=("budget",)), []
             else:
-                overall = gain_rows(chosen, ours=ours, value=value, pair_by=("seed", "attack", "budget"))
-                by_attack = gain_rows(chosen, ours=ours, value=value, pair_by=("seed", "budget"), per=("attack",))
+                overall = gain_rows(chosen, ours=ours, value=value, points=("attack", "budget"))
+                by_attack = gain_rows(chosen, ours=ours, value=value, points=("budget",), per=("attack",))
             for row in [{"attack": "all", **row} for row in overall] + by_attack:
-                gains.append({"protocol": protocol, **row, "seeds": seeds})
+                gains.append({"protocol": protocol, **row})
     return gains
 
 
@@ -64,20 +56,23 @@ def certified_gains(rows: Sequence[Row], robust_epsilon: float, stated: Stated) 
     for protocol in PROTOCOLS:
         for way in ways:
             pair = [row for row in chosen if row["protocol"] == protocol and row["way"] in ("uniform", way)]
-            columns = ("seed", "attack", "budget")
-            gains += _compare_with_paper(pair, "hgm-pixeldp", CERTIFIED_COLUMNS[protocol], columns, stated)
+            points = ("attack", "budget")
+            gains += _compare_with_paper(pair, "hgm-pixeldp", CERTIFIED_COLUMNS[protocol], points, stated)
     return gains
 
 
-def budget_gains(rows: Sequence[Row], stated: Stated, stated_rise: float) -> list[dict[str, Any]]:
+def budget_gains(rows: Sequence[Row], stated: Stated, rise: float) -> list[dict[str, Any]]:
     """Return what Secure-SGD gains over the other methods in accuracy under attack, by protocol.
 
-    And what it gains from its smallest privacy budget to its largest: `stated_rise` in the paper.
+    And what it gains from its smallest privacy budget to its largest: `rise` in the paper. A second network of a
+    method, there to show the difference, has no part in it.
     """
     gains = []
+    networks = {row["method"]: row["network"] for row in reversed(rows)}
+    rows = [row for row in rows if row["network"] == networks[row["method"]]]
     for protocol in PROTOCOLS:
         chosen = [row for row in rows if row["protocol"] == protocol]
-        gains += _compare_with_paper(chosen, "secure-sgd", "attacked", ("seed", "attack", "epsilon"), stated)
+        gains += _compare_with_paper(chosen, "secure-sgd", "attacked", ("attack", "epsilon"), stated)
         ends = [end((row["epsilon"] for row in chosen), default=0.0) for end in (max, min)]
         secure_sgd = [
             {**row, "method": f"secure-sgd at epsilon {row['epsilon']:g}"}
@@ -85,24 +80,23 @@ def budget_gains(rows: Sequence[Row], stated: Stated, stated_rise: float) -> lis
             if row["method"] == "secure-sgd" and row["epsilon"] in ends
         ]
         largest, smallest = (f"secure-sgd at epsilon {epsilon:g}" for epsilon in ends)
-        rise = {smallest: (stated_rise, None)}
-        gains += _compare_with_paper(secure_sgd, largest, "attacked", ("seed", "attack"), rise)
+        gains += _compare_with_paper(secure_sgd, largest, "attacked", ("attack",), {smallest: (rise, None)})
     return gains
 
 
 def _compare_with_paper(
-    rows: Sequence[Row], ours: str, value: str, pair_by: Sequence[str], stated: Stated
+    rows: Sequence[Row], ours: str, value: str, points: Sequence[str], stated: Stated
 ) -> list[dict[str, Any]]:
     """Return our gains over the other methods in one protocol, with the gain and p-value that the paper states."""
     if not any(row["method"] == ours for row in rows):
         return []
     way = next(row["way"] for row in rows if row["method"] == ours)
-    seeds = len({row["seed"] for row in rows})
+    examples = {int(row["examples"]) for row in rows}
     gains = []
-    for gain in gain_rows(rows, ours=ours, value=value, pair_by=pair_by):
+    for gain in gain_rows(rows, ours=ours, value=value, points=points):
         paper_gain, paper_p_value = stated.get(gain["against"], (None, None))
         paper = {"paper_gain": paper_gain, "paper_p_value": paper_p_value}
-        gains.append({"protocol": rows[0]["protocol"], "way": way, **gain, "seeds": seeds, **paper})
+        gains.append({"protocol": rows[0]["protocol"], "way": way, **gain, "examples": min(examples), **paper})
     return gains
 
 

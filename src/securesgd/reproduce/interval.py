@@ -23,7 +23,7 @@ INTERVAL_RADII = (1 / 255, 2 / 255, 0.02, 0.04, 0.06, 0.08, 0.10)
 _TRAIN_RADII = (0.06, 0.2)  # besides the preset's
 _PROFILES: dict[str, dict[str, Any]] = {
     "quick": {"seeds": (0,), "examples": 1_000, "votes_examples": 100},
-    "paper": {"seeds": (0, 1, 2), "examples": 10_000, "votes_examples": 500},
+    "standard": {"seeds": (0, 1, 2), "examples": 10_000, "votes_examples": 500},
 }
 _SMOOTHING = SETTINGS | WAYS["learned-from-prior"]
 _DRAWS = 10_000
@@ -92,4 +92,4 @@ def _draw(rows: list[Row], path: Path) -> None:
     write_rows(path.with_name("summary.csv"), seed_summary(rows, by, values))
 
 
-INTERVAL = Experiment(cells=_cells, measure=measure_interval, draw=_draw, minutes={"quick": 12, "paper": 12})
+INTERVAL = Experiment(cells=_cells, measure=measure_interval, draw=_draw, minutes={"quick": 12, "standard": 12})

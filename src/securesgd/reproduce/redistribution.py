@@ -27,11 +27,11 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 _COMPARED_WAYS = tuple(way for way in WAYS if way != "as-published")  # which has no guarantee to certify
 _REDISTRIBUTION_PROFILES: dict[str, dict[str, Any]] = {
-    "paper": {"seeds": (0, 1, 2), "examples": 500, "draws": 10_000},
+    "standard": {"seeds": (0, 1, 2), "examples": 500, "draws": 10_000},
     "quick": {"seeds": (0,), "examples": 200, "draws": 10_000},
 }
 _CERTIFIED_PROFILES: dict[str, dict[str, int]] = {
-    "paper": {"examples": 1_000, "draws": 10_000},
+    "standard": {"examples": 1_000, "draws": 10_000},
     "quick": {"examples": 200, "draws": 10_000},
 }
 _CERTIFIED_WAY, _CERTIFIED_SEED = "learned-from-prior", 0
@@ -88,7 +88,7 @@ REDISTRIBUTION = Experiment(
     cells=_redistribution_cells,
     measure=measure_redistribution,
     draw=_draw_redistribution,
-    minutes={"quick": 4, "paper": 4},
+    minutes={"quick": 4, "standard": 4},
 )
 
 
@@ -147,5 +147,5 @@ CERTIFIED = Experiment(
     cells=_certified_cells,
     measure=measure_certified,
     draw=summary_curves_figure,
-    minutes={"quick": 8, "paper": 8},
+    minutes={"quick": 8, "standard": 8},
 )

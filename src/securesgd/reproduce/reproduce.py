@@ -9,6 +9,7 @@ __all__ = [
     "plan_experiments",
     "recorded_profile",
     "reproduce",
+    "write_claims",
 ]
 
 import os
@@ -19,7 +20,8 @@ from pathlib import Path
 from securesgd import __version__
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
 from securesgd.reproduce.audit import AUDIT
-from securesgd.reproduce.figures import FIG1, FIG2, FIG3, FIG4, FIG5
+from securesgd.reproduce.claims import claim_rows
+from securesgd.reproduce.figures import FIG1, FIG2, FIG3, FIG4, FIG5, FIGURE_GAINS
 from securesgd.reproduce.grid import Cell, Experiment, cell_rows, fill_grid, open_cells
 from securesgd.reproduce.interval import INTERVAL
 from securesgd.reproduce.leaderboard import LEADERBOARD
@@ -27,6 +29,8 @@ from securesgd.reproduce.redistribution import CERTIFIED, REDISTRIBUTION
 from securesgd.reproduce.tables import ADLM, ATTACKS, PAPER_NETWORK
 from securesgd.runtime.machine import environment
 from securesgd.runtime.storage import read_json, write_json
+from securesgd.runtime.tables import write_rows
+from securesgd.validate import validate_count
 
 EXPERIMENTS: dict[str, Experiment] = {
     "fig1": FIG1,
@@ -46,11 +50,13 @@ EXPERIMENTS: dict[str, Experiment] = {
 """By name: a row here is an experiment that can be reproduced."""
 FIGURES = ("fig1", "fig2", "fig3", "fig4", "fig5")
 """The paper's five figures: what `all` means."""
-PROFILES = ("quick", "paper")
+PROFILES = ("quick", "standard")
+_FORMER_PROFILES = {"paper": "standard"}  # as rows of version 0.2.0 and before name it
 SEEDED_ROWS = (
     "fixed seeds, so that the rows can be made again: their epsilon is that of the same training with a secret key, "
     "and no guarantee for these very models"
 )
+CLAIMS = "claims.csv"
 _ROWS, _FIGURE, _ENVIRONMENT = "rows.csv", "figure.png", "environment.json"
 
 
@@ -66,25 +72,34 @@ class Plan:
     """An estimate for the open cells, on one slow core."""
     jobs: int
     """Cells that are measured at once."""
+    seeds: int | None = None
+    """Of the profile's seeds, only so many are measured."""
 
 
-def plan_experiments(experiment: str, out: Path, *, profile: str | None = None, jobs: int | None = None) -> list[Plan]:
+def plan_experiments(
+    experiment: str, out: Path, *, profile: str | None = None, jobs: int | None = None, seeds: int | None = None
+) -> list[Plan]:
     """Return the plan of an experiment, or of each of the paper's figures for `all`, with results in `out/name`.
 
-    Without a profile it is that of the rows in the folder, or quick; without `jobs` there is one per core.
-    Raises: InvalidInputError for an unknown experiment or profile (the nearest is suggested) or a bad number of jobs;
-    DamagedFileError if `rows.csv` is another table.
+    Without a profile it is that of the rows in the folder, or quick; without `jobs` there is one per core; without
+    `seeds` all of the profile.
+    Raises: InvalidInputError for an unknown experiment or profile (the nearest is suggested) or a bad number of jobs or
+    seeds; DamagedFileError if `rows.csv` is another table.
     """
     if experiment != "all" and experiment not in EXPERIMENTS:
-        raise InvalidInputError(f"unknown figure {experiment!r}: {nearest(experiment, [*EXPERIMENTS, 'all'])}")
+        raise InvalidInputError(
+            f"unknown figure {experiment!r}: {nearest(experiment, [*EXPERIMENTS, 'all', 'claims'])}"
+        )
     if profile is not None and profile not in PROFILES:
         raise InvalidInputError(f"unknown profile {profile!r}: {nearest(profile, PROFILES)}")
     if jobs is not None and not 1 <= jobs <= 1024:
         raise InvalidInputError(f"jobs is {jobs}; valid: a whole number from 1 to 1024")
+    if seeds is not None:
+        validate_count("seeds", seeds, at_least=1, at_most=1024)
     plans = []
     for name in FIGURES if experiment == "all" else (experiment,):
         chosen = profile or recorded_profile(out / name) or "quick"
-        cells = EXPERIMENTS[name].cells(chosen)
+        cells = _chosen_cells(name, chosen, seeds)
         todo = len(open_cells(out / name / _ROWS, cells))
         plans.append(
             Plan(
@@ -94,17 +109,28 @@ def plan_experiments(experiment: str, out: Path, *, profile: str | None = None, 
                 open=todo,
                 core_minutes=todo * EXPERIMENTS[name].minutes[chosen],
                 jobs=jobs or os.cpu_count() or 1,
+                seeds=seeds,
             )
         )
     return plans
 
 
+def _chosen_cells(name: str, profile: str, seeds: int | None) -> list[Cell]:
+    """Return the cells of a profile, of its first `seeds` seeds if that is given."""
+    cells = EXPERIMENTS[name].cells(profile)
+    chosen = list(dict.fromkeys(cell.get("seed") for cell in cells))[:seeds]
+    return [cell for cell in cells if cell.get("seed") in chosen]
+
+
 def estimate_lines(plans: Sequence[Plan]) -> list[str]:
     """Return, in words, what is to be measured and how long it takes; most machines need less."""
-    lines = [
-        f"{plan.name}: {plan.open} cells to do, {plan.measured} done, {_duration(plan.core_minutes / plan.jobs)}"
-        for plan in plans
-    ]
+    lines = []
+    for plan in plans:
+        words = (
+            f"{plan.name}: {plan.open} cells to do, {plan.measured} done, {_duration(plan.core_minutes / plan.jobs)}"
+        )
+        each = f" ({plan.core_minutes / plan.open:g} core-minutes a cell)" if plan.open else ""
+        lines.append(words + each)
     if len(plans) > 1:
         lines.append(f"together {_duration(sum(plan.core_minutes / plan.jobs for plan in plans))}")
     return lines
@@ -117,12 +143,14 @@ def reproduce(
     *,
     profile: str = "quick",
     jobs: int = 1,
+    seeds: int | None = None,
     only_draw: bool = False,
     on_cell: Callable[[Cell, int, int, float], None] | None = None,
 ) -> list[Path]:
     """Measure what is missing in `folder/rows.csv`, draw the figure from it, and return the files.
 
-    Only rows of the profile's own cells are drawn; a larger profile adds to the same table. With `only_draw` nothing is
+    Only rows of the profile's own cells are drawn; a larger profile adds to the same table. With `seeds`, only cells of
+    so many seeds are measured. With `only_draw` nothing is
     measured: the figure is of the rows in the folder, whatever version made them. Under torch.distributed processes
     share the cells, each alone with its own; the first one writes and draws, and all return the files.
     Raises: InvalidInputError if there are no rows to draw; DamagedFileError if rows would be added to those of another
@@ -133,12 +161,27 @@ def reproduce(
     from securesgd.runtime.processes import Processes
 
     experiment, processes, table = EXPERIMENTS[name], Processes(), folder / _ROWS
-    cells = experiment.cells(profile)
+    cells = _chosen_cells(name, profile, seeds)
     todo = processes.on_first(lambda: open_cells(table, cells))
     if todo:
         processes.on_first(lambda: _record_environment(folder, profile, seeded=experiment.seeded))
         fill_grid(table, cells, experiment.measure, work, jobs=min(len(todo), jobs), on_cell=on_cell)
     return processes.on_first(lambda: _draw(name, folder, profile))
+
+
+def write_claims(out: Path) -> Path:
+    """Write `out/claims.csv`: each claim of the paper, with what the rows of its figure in `out` say; return the path.
+
+    The rows are those of the profile that was measured last. Nothing is measured.
+    """
+    gains = {}
+    for name, figure_gains in FIGURE_GAINS.items():
+        cells, table = EXPERIMENTS[name].cells(recorded_profile(out / name) or "quick"), out / name / _ROWS
+        rows = cell_rows(table, cells) if table.exists() else []
+        gains[name] = figure_gains(rows) if rows else []
+    path = out / CLAIMS
+    write_rows(path, claim_rows(gains))
+    return path
 
 
 def _record_environment(folder: Path, profile: str, *, seeded: bool) -> None:
@@ -161,9 +204,10 @@ def _draw(name: str, folder: Path, profile: str) -> list[Path]:
 def recorded_profile(folder: Path) -> str | None:
     """Return the profile that the rows in a folder were last measured with; None if the folder does not say."""
     try:
-        profile = read_json(folder / _ENVIRONMENT)["profile"]
+        recorded = str(read_json(folder / _ENVIRONMENT)["profile"])
     except (DamagedFileError, KeyError, TypeError):
         return None
+    profile = _FORMER_PROFILES.get(recorded, recorded)
     return profile if profile in PROFILES else None
 
 

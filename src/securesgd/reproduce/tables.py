@@ -13,7 +13,7 @@ noise). All models are tanh-cnn with epsilon = 3; the noisy ones are those of th
 docs/reference/adlm.md says what is reduced. epsilon is what the method claims; no privacy is guaranteed.
 """
 
-__all__ = ["ADLM", "ATTACKS", "PAPER_NETWORK", "AttackTable"]
+__all__ = ["ADLM", "ATTACKS", "NETWORK_TRAINING", "PAPER_NETWORK", "AttackTable"]
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +37,14 @@ _NETWORK_METHODS: dict[str, dict[str, Any]] = {
     "secure-sgd": _ROBUST | {"place": "input", "redistribution": "learned", "start": "prior"},
     "secure-sgd-agm": _ROBUST | {"place": "input"},
 }
-_NETWORK_TRAINING: dict[float, dict[str, Any]] = {
+NETWORK_TRAINING: dict[float | None, dict[str, Any]] = {
     0.2: {"batch_size": 1024, "steps": 90, "learning_rate": 4.0},
     0.5: {"batch_size": 1024, "steps": 120, "learning_rate": 4.0},
     1.0: {"batch_size": 1024, "steps": 150, "learning_rate": 4.0},
     2.0: {"batch_size": 512, "steps": 350, "learning_rate": 2.0},
 }
-_SEEDS: dict[str, tuple[int, ...]] = {"quick": (0,), "paper": (0, 1, 2)}
+"""Of the paper's MNIST network, by privacy budget."""
+_SEEDS: dict[str, tuple[int, ...]] = {"quick": (0,), "standard": (0, 1, 2)}
 
 
 def _network_cells(profile: str) -> list[Cell]:
@@ -51,7 +52,7 @@ def _network_cells(profile: str) -> list[Cell]:
     return [
         {"dataset": "mnist", "network": "mnist-cnn", "method": method, "epsilon": epsilon, "seed": seed}
         for seed in _SEEDS[profile]
-        for epsilon in _NETWORK_TRAINING
+        for epsilon in NETWORK_TRAINING
         for method in _NETWORK_METHODS
     ]
 
@@ -60,7 +61,7 @@ def measure_network(cell: Cell, work: Path) -> list[Row]:
     """Train the model of a cell and return its row."""
     method, epsilon, seed = cell["method"], cell["epsilon"], cell["seed"]
     settings = {"network": cell["network"], "epsilon": epsilon, "micro_batch": 256, "ema_decay": 0.0}
-    settings |= _NETWORK_TRAINING[epsilon] | _NETWORK_METHODS[method]
+    settings |= NETWORK_TRAINING[epsilon] | _NETWORK_METHODS[method]
     return [accuracy_row(cell, work / f"{method}-{epsilon:g}-{seed}", settings)]
 
 
@@ -71,12 +72,12 @@ def _draw_network(rows: list[Row], path: Path) -> None:
 
 
 PAPER_NETWORK = Experiment(
-    cells=_network_cells, measure=measure_network, draw=_draw_network, minutes={"quick": 3, "paper": 3}
+    cells=_network_cells, measure=measure_network, draw=_draw_network, minutes={"quick": 3, "standard": 3}
 )
 
 _ADLM_BUDGETS: dict[str, dict[str, tuple[float, ...]]] = {
     "quick": {"mnist": (0.3,), "cifar10": (2.5,)},
-    "paper": {"mnist": (0.3, 2.0), "cifar10": (2.5, 10.0)},
+    "standard": {"mnist": (0.3, 2.0), "cifar10": (2.5, 10.0)},
 }
 
 
@@ -96,7 +97,7 @@ def measure_adlm(cell: Cell, work: Path) -> list[Row]:
     return [accuracy_row(cell, folder, {"epsilon": cell["epsilon"]})]
 
 
-ADLM = Experiment(cells=_adlm_cells, measure=measure_adlm, draw=accuracy_figure, minutes={"quick": 6, "paper": 6})
+ADLM = Experiment(cells=_adlm_cells, measure=measure_adlm, draw=accuracy_figure, minutes={"quick": 6, "standard": 6})
 
 _ATTACK_WAYS = {"secure-sgd": "learned-from-prior", "secure-sgd-agm": "uniform"}
 _DPSGD_SETTINGS = {name: SETTINGS[name] for name in ("network", "epsilon", "batch_size", "steps", "learning_rate")}
@@ -158,5 +159,5 @@ def _draw_attacks(rows: list[Row], path: Path) -> None:
 
 _ATTACK_TABLE = AttackTable()
 ATTACKS = Experiment(
-    cells=_ATTACK_TABLE.cells, measure=_ATTACK_TABLE.measure, draw=_draw_attacks, minutes={"quick": 30, "paper": 30}
+    cells=_ATTACK_TABLE.cells, measure=_ATTACK_TABLE.measure, draw=_draw_attacks, minutes={"quick": 30, "standard": 30}
 )

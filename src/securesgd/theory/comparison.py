@@ -1,8 +1,7 @@
-"""Is one method better than another? Paired tests over seeds, attacks and budgets, and gains as the paper states them.
+"""Is one method better than another? Gains as the paper states them, with paired tests over seeds.
 
-The paper gives an average gain and "p < … (2 tail t-test)" over the points of its figures. Pairs must be measurements
-of the two methods under the same conditions; two points of one trained model are not independent evidence about
-*training*, so a test over several seeds is worth more than one over several budgets of the same seed.
+The paper gives an average gain and "p < … (2 tail t-test)" over the points of its figures. Two points of one trained
+model are not independent evidence about *training*, so here the points of a seed are averaged first: a pair is a seed.
 """
 
 __all__ = ["PairedTest", "gain_rows", "paired_t_test"]
@@ -68,49 +67,56 @@ def gain_rows(
     *,
     ours: str,
     value: str,
-    pair_by: Sequence[str],
+    points: Sequence[str],
     per: Sequence[str] = (),
     method: str = "method",
 ) -> list[dict[str, Any]]:
     """Return a row per other method (and per value of the columns `per`): the average gain of `ours` and its test.
 
-    Rows of two methods are a pair if they agree in all columns of `pair_by`; a measurement without a partner is left
-    out. `gain` and its interval are in the units of `value`, `relative_gain` is against the other method's mean.
-    Raises: InvalidInputError if `ours` has no rows, or a method has two rows for the same pair.
+    The measurements of a seed are averaged over its `points` (columns like attack and budget), those that both methods
+    have. The paired test is over seeds: interval and p-value are None with fewer than two. `gain` and its interval are
+    in the units of `value`, `relative_gain` is against the other method's mean.
+    Raises: InvalidInputError if `ours` has no rows, or a method has two rows for the same seed and point.
     """
     by_method: dict[str, dict[tuple[Any, ...], float]] = {}
     for row in rows:
         if row[value] is None:
             continue
-        key = tuple(row[name] for name in (*per, *pair_by))
-        there = by_method.setdefault(str(row[method]), {})
-        if key in there:
-            raise InvalidInputError(f"{row[method]} has two rows for {dict(zip((*per, *pair_by), key, strict=True))}")
-        there[key] = float(row[value])
+        key = (tuple(row[name] for name in per), row["seed"], tuple(row[name] for name in points))
+        measured = by_method.setdefault(str(row[method]), {})
+        if key in measured:
+            raise InvalidInputError(f"{row[method]} has two rows for seed {row['seed']} and {(*key[0], *key[2])}")
+        measured[key] = float(row[value])
     if ours not in by_method:
         raise InvalidInputError(f"no rows of {ours!r}; there are: {', '.join(sorted(by_method)) or 'none'}")
-    found = []
+    gains = []
     for other in sorted(set(by_method) - {ours}):
         shared = [key for key in by_method[ours] if key in by_method[other]]
-        for group in sorted({key[: len(per)] for key in shared}, key=str):
-            keys = [key for key in shared if key[: len(per)] == group]
-            if len(keys) < 2:
-                continue
-            a, b = ([by_method[name][key] for key in keys] for name in (ours, other))
-            test, base = paired_t_test(a, b), float(np.mean(b))
-            found.append(
+        for group in sorted({key[0] for key in shared}, key=str):
+            keys = [key for key in shared if key[0] == group]
+            seeds = sorted({key[1] for key in keys})
+            a, b = (_seed_means(by_method[name], keys, seeds) for name in (ours, other))
+            test = paired_t_test(a, b) if len(seeds) > 1 else None
+            gain, base = float(np.mean(a) - np.mean(b)), float(np.mean(b))
+            gains.append(
                 {
                     **dict(zip(per, group, strict=True)),
                     "ours": ours,
                     "against": other,
                     "value": value,
-                    "pairs": test.pairs,
-                    "gain": test.gain,
-                    "lower": test.lower,
-                    "upper": test.upper,
-                    "relative_gain": test.gain / base if base else None,
-                    "t": test.t,
-                    "p_value": test.p_value,
+                    "points": len({key[2] for key in keys}),
+                    "seeds": len(seeds),
+                    "gain": gain,
+                    "lower": test and test.lower,
+                    "upper": test and test.upper,
+                    "relative_gain": gain / base if base else None,
+                    "t": test and test.t,
+                    "p_value": test and test.p_value,
                 }
             )
-    return found
+    return gains
+
+
+def _seed_means(measured: Mapping[tuple[Any, ...], float], keys: Sequence[Any], seeds: Sequence[Any]) -> list[float]:
+    """Return the mean over the keys of each seed."""
+    return [float(np.mean([measured[key] for key in keys if key[1] == seed])) for seed in seeds]

@@ -71,7 +71,8 @@ def _over_copies(per_row: Tensor, call: LayerCall) -> Tensor:
 
 def scale_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
     """Return the per-example gradients of the factors."""
-    values = cast(Scale, call.module).values
+    scale = cast(Scale, call.module)
+    values = scale.values
     if values.dim() != call.input.dim() - 1:
         raise FastPathError("its factors do not have the dimensions of an example")
     gradients = call.input * call.output_gradient
@@ -80,4 +81,4 @@ def scale_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
         gradients = gradients.sum(dim=shared, keepdim=True)
     if call.copies > 1:
         gradients = gradients.reshape(call.examples, call.copies, *gradients.shape[1:]).sum(dim=1)
-    return {"values": Kept.from_gradients(gradients)}
+    return {"values": Kept.from_gradients(scale.log_gradient(gradients))}
