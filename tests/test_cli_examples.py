@@ -21,7 +21,9 @@ from tests.markdown import blocks
 from tests.test_pages import PAGES, run_command
 
 PAGE = "docs/reference/cli.md"
-EXAMPLES = [shlex.join(words) for block in blocks(PAGES[PAGE]) if block.kind == "commands" for words in block.commands()]
+EXAMPLES = [
+    shlex.join(words) for block in blocks(PAGES[PAGE]) if block.kind == "commands" for words in block.commands()
+]
 NOT_RUN = {
     "securesgd serve runs/a": "it serves until it is stopped; tests/serve starts it",
     "securesgd data fetch mnist": "it downloads; tests/data/test_fetch.py serves such files itself",

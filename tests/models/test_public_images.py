@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from securesgd.build import public_examples
 from securesgd.config import run_config
 from securesgd.data.load import load_data
+from securesgd.data.public_images import public_examples
 from securesgd.errors import InvalidInputError
 from securesgd.models.redistribution import Redistribution
 from securesgd.privacy import Ledger
