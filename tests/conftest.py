@@ -1,5 +1,6 @@
 """One hypothesis profile (no deadline: shared machines stall; the same examples on every CI run), and one tiny run."""
 
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -9,6 +10,16 @@ from hypothesis import settings
 
 settings.register_profile("securesgd", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("securesgd")
+
+
+# What is loaded and collected stays to the end: thousands of tests that a collector of garbage need not look through.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 # Files are shared out to processes one by one (`--dist loadfile`): the longest go first, so that none is left alone.

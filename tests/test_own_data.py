@@ -51,7 +51,7 @@ def cancer(tmp_path_factory):
         exec((folder / "make_table.py").read_text(), {"__name__": "__main__"})
         succeed("data", "check", "cancer.csv", "--target", "diagnosis")
         succeed("train", "--dataset", "cancer.csv", "--target", "diagnosis", "--method", "dp-ibp", "--out", "run",
-                "--set", "accountant=rdp")  # fmt: skip
+                "--set", "accountant=rdp", "--set", "steps=120")  # fmt: skip
         result = succeed("certify", "run", "--examples", "0")
         succeed("attack", "run", "--attack", "madry", "--budget", "0.02", "--examples", "20", "--no-probes")
         succeed("report", "run")

@@ -12,6 +12,7 @@ from securesgd.privacy.accounting import Accountant, composition_epsilon, epsilo
 from securesgd.privacy.composition import Composition, compose
 from securesgd.privacy.events import PrivacyEvent, SampledGaussianSteps
 from securesgd.privacy.pld import pld_epsilon
+from securesgd.privacy.rdp import FEW_ORDERS, rdp_epsilon
 from securesgd.validate import validate_count, validate_delta, validate_positive, validate_sampling_rate
 
 Point = tuple[int, float]
@@ -122,11 +123,16 @@ def calibrated_noise_multiplier(
         return compose((*extra, run))
 
     @cache
-    def removal_epsilon(k: int, coarser: float) -> float:
-        return pld_epsilon(composition_at(k).groups, delta, coarser=coarser, removal_only=True)
+    def nearly_epsilon(k: int, coarser: float) -> float:
+        groups, _, selections = composition = composition_at(k)
+        if name == "pld":
+            return pld_epsilon(groups, delta, coarser=coarser, removal_only=True)
+        if coarser > 1:
+            return rdp_epsilon(groups, delta, FEW_ORDERS, selections)
+        return composition_epsilon(composition, delta, name)
 
     def epsilon_at(k: int) -> float:
-        if name == "pld" and (below := removal_epsilon(k, 1)) > target:
+        if name == "pld" and (below := nearly_epsilon(k, 1)) > target:
             return below  # too much, and the other direction can only add to it
         return composition_epsilon(composition_at(k), delta, name)
 
@@ -136,12 +142,9 @@ def calibrated_noise_multiplier(
     guess = rate * math.sqrt(2 * steps * (math.log(1.25) - math.log(delta))) / max(target, 1e-100)
     guess = min(max(0.5, guess), LARGEST_NOISE)
     start, stride = -_grid(guess), -_grid(0.7)
-    if name == "pld":
-        # The same crossing at a fraction of the cost, only to start the real search next to it.
-        near = _near_crossing(
-            removal_epsilon, target, start=start, stride=stride, lowest=lowest, highest=highest
-        )  # fmt: skip
-        start, stride = (start, stride) if near is None else (near, 1)
+    # The same crossing at a fraction of the cost, only to start the real search next to it.
+    near = _near_crossing(nearly_epsilon, target, start=start, stride=stride, lowest=lowest, highest=highest)
+    start, stride = (start, stride) if near is None else (near, 1)
     k = largest_within(epsilon_at, target, start=start, stride=stride, lowest=lowest, highest=highest)
     if k is None:
         raise PrivacyError(

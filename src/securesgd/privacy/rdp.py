@@ -1,6 +1,6 @@
 """Epsilon by Rényi differential privacy (RDP): cheap, never below the truth, 5 to 50 % above PLD."""
 
-__all__ = ["rdp_epsilon"]
+__all__ = ["FEW_ORDERS", "rdp_epsilon"]
 
 import logging
 import math
@@ -12,6 +12,10 @@ import numpy as np
 from dp_accounting import rdp
 
 from securesgd.privacy.composition import Group, Selection
+
+_ORDERS: tuple[float, ...] = tuple(rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
+FEW_ORDERS = (*_ORDERS[:-4:10], *_ORDERS[-4:])
+"""Enough for an epsilon a few percent above that of all orders, at a tenth of the cost."""
 
 
 def rdp_epsilon(
