@@ -38,7 +38,14 @@ NOT_MEASURED = {
     },
     "docs/how-to/audit.md": {"0.256": "a setting", "1.02": "a setting", "5.2": "a theorem"},
 }  # fmt: skip
-MEASURED = ("README.md", "docs/start.md", "docs/results.md", "docs/speed.md", "docs/reference/adlm.md", "docs/how-to/audit.md")
+MEASURED = (
+    "README.md",
+    "docs/start.md",
+    "docs/results.md",
+    "docs/speed.md",
+    "docs/reference/adlm.md",
+    "docs/how-to/audit.md",
+)
 
 
 def sections(document):
