@@ -92,11 +92,11 @@ def test_an_attack_that_leaves_no_answer_is_not_called_harmless(served):
     inside = "Inside the proven radius "
     expected = {
         (0, 2): ("the answer did not change. At 2 times the radius the answer changed.", "good"),
-        (1, 2): ("the model gave no answer: its draws there do not settle the class, which the proof allows. At 2 times "
-                 "the radius the answer changed.", "good"),
+        (1, 2): ("the model gave no answer: its draws there do not settle the class, which the proof allows. At 2 "
+                 "times the radius the answer changed.", "good"),
         (0, 1): ("the answer did not change. At 2 times the radius the model gave no answer.", "good"),
-        (2, 2): ("the answer changed: this proof is one of the few that may fail, or it is wrong. At 2 times the radius "
-                 "the answer changed.", "bad"),
+        (2, 2): ("the answer changed: this proof is one of the few that may fail, or it is wrong. At 2 times the "
+                 "radius the answer changed.", "bad"),
     }  # fmt: skip
     points = (same, silent, other)
     with running(served) as server, browser_page(server.address) as page:
