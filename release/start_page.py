@@ -47,9 +47,7 @@ def main() -> None:
                 continue  # done before: this program runs in what it installed
             for words in commands:
                 before, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-                result = subprocess.run(
-                    words, cwd=folder, env=environment, capture_output=True, text=True, check=False
-                )
+                result = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 if result.returncode:
                     raise SystemExit(f"{shlex.join(words)}: {result.stderr or result.stdout}")

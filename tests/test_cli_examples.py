@@ -88,9 +88,10 @@ def workshop(tmp_path_factory, tiny_run):
         succeed("certify", "stock/people")
         resized = ("--resize", "64x64", "--skip-bad", "--set", "test_share=0.3")
         succeed("train", "--dataset", "photos", *resized, "--out", "runs/photos", *INTERVAL)
+        settings = {"steps": 20, "batch_size": 32, "block_steps": 5, "checkpoint_steps": 5, "accountant": "rdp"}
+        config = run_config("digits", "dpsgd", **settings)
         with pytest.raises(ss.TrainingInterrupted):
-            settings = {"steps": 20, "batch_size": 32, "block_steps": 5, "checkpoint_steps": 5, "accountant": "rdp"}
-            train_run(run_config("digits", "dpsgd", **settings), "stock/unfinished", on_step=stop)
+            train_run(config, "stock/unfinished", on_step=stop)
         for name in ("people", "table"):
             shutil.copytree("stock/people", f"runs/{name}")
     return folder

@@ -5,11 +5,13 @@ value there must round to it, as it is or in per cent. What is no measurement (s
 is named below.
 """
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from tests.markdown import blocks
 from tests.recorded_numbers import NUMBER, ROOT, is_there
 
 CODE = re.compile(r"```.*?```|`[^`]*`", re.S)
@@ -31,9 +33,19 @@ NOT_MEASURED = {
         "0.348": "a published scale", "6.71": "a published scale", "72.6": "a published scale",
         "812.5": "a published sensitivity", "0.3": "a budget",
     },
+    "docs/start.md": {
+        "3.11": "Python", "0.05": "a radius",
+    },
     "docs/how-to/audit.md": {"0.256": "a setting", "1.02": "a setting", "5.2": "a theorem"},
 }  # fmt: skip
-MEASURED = ("README.md", "docs/results.md", "docs/speed.md", "docs/reference/adlm.md", "docs/how-to/audit.md")
+MEASURED = (
+    "README.md",
+    "docs/start.md",
+    "docs/results.md",
+    "docs/speed.md",
+    "docs/reference/adlm.md",
+    "docs/how-to/audit.md",
+)
 
 
 def sections(document):
@@ -58,6 +70,22 @@ def numbers():
 @pytest.mark.parametrize(("number", "files"), list(numbers()))
 def test_a_stated_number_is_in_the_results(number, files):
     assert is_there(number, files), f"{number} is in no row of {', '.join(files) or 'results'}"
+
+
+def test_the_start_page_shows_lines_of_its_recorded_run():
+    """`release/start_page.py` made the rows; frames of tables and blanks may differ, numbers may not."""
+    rows = (ROOT / "results" / "start" / "rows.jsonl").read_text().splitlines()
+    printed = [plain(line) for row in rows for line in json.loads(row)["printed"]]
+    shown = [line for block in blocks(ROOT / "docs" / "start.md")[3:] if block.kind == "printed"
+             for line in block.text.splitlines()]  # fmt: skip
+    assert len(shown) > 15
+    for line in shown:
+        start, cut, _ = line.partition("…")
+        assert any(other.startswith(plain(start)) if cut else other == plain(line) for other in printed), line
+
+
+def plain(line):
+    return " ".join(re.sub(r"[─-╿]", " ", line).split())
 
 
 def test_the_search_finds_what_is_there_and_misses_what_is_not():

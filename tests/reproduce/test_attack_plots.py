@@ -63,8 +63,8 @@ def test_a_new_method_or_attack_is_drawn(monkeypatch, tmp_path):
 
 
 def test_no_line_joins_two_data_sets(monkeypatch, tmp_path):
-    table = [{"method": "adlm", "dataset": dataset, "epsilon": epsilon, "seed": 0, "test_images": 10, "test_accuracy": 0.5}
-             for dataset, epsilon in (("mnist", 0.3), ("cifar10", 2.5))]  # fmt: skip
+    row = {"method": "adlm", "seed": 0, "test_images": 10, "test_accuracy": 0.5}
+    table = [row | {"dataset": name, "epsilon": epsilon} for name, epsilon in (("mnist", 0.3), ("cifar10", 2.5))]
     (axes,) = drawn(monkeypatch, accuracy_figure, table, tmp_path)
     assert sorted(line.get_label() for line in axes.lines) == ["adlm, cifar10", "adlm, mnist"]
     assert axes.get_title() == "cifar10 and mnist, 10 test images, 1 seed"

@@ -89,21 +89,22 @@ def test_an_attack_that_leaves_no_answer_is_not_called_harmless(served):
     """What the page says about each outcome; "did not change" is only for the same class."""
     same, silent, other = ({"class": "3", "abstained": a, "changed": c, "budget": 0.1, "times_radius": 2, "row": None}
                            for a, c in ((False, False), (True, False), (False, True)))  # fmt: skip
+    inside = "Inside the proven radius "
     expected = {
-        (0, 2): ("Inside the proven radius the answer did not change. At 2 times the radius the answer changed.", "good"),
-        (1, 2): ("Inside the proven radius the model gave no answer: its draws there do not settle the class, which the "
-                 "proof allows. At 2 times the radius the answer changed.", "good"),
-        (0, 1): ("Inside the proven radius the answer did not change. At 2 times the radius the model gave no answer.",
-                 "good"),
-        (2, 2): ("Inside the proven radius the answer changed: this proof is one of the few that may fail, or it is "
-                 "wrong. At 2 times the radius the answer changed.", "bad"),
+        (0, 2): ("the answer did not change. At 2 times the radius the answer changed.", "good"),
+        (1, 2): ("the model gave no answer: its draws there do not settle the class, which the proof allows. At 2 "
+                 "times the radius the answer changed.", "good"),
+        (0, 1): ("the answer did not change. At 2 times the radius the model gave no answer.", "good"),
+        (2, 2): ("the answer changed: this proof is one of the few that may fail, or it is wrong. At 2 times the "
+                 "radius the answer changed.", "bad"),
     }  # fmt: skip
     points = (same, silent, other)
     with running(served) as server, browser_page(server.address) as page:
-        for (inside, outside), answer in expected.items():
-            found = {"before": same, "inside": points[inside], "outside": points[outside]}
+        for (near, far), (words, colour) in expected.items():
+            found = {"before": same, "inside": points[near], "outside": points[far]}
             page.evaluate("found => tellAttack(found)", found)
-            assert (page.text_content("#attack-words"), page.get_attribute("#attack-words", "class")) == answer
+            assert page.text_content("#attack-words") == inside + words
+            assert page.get_attribute("#attack-words", "class") == colour
 
 
 @needs_chromium
