@@ -29,12 +29,11 @@ from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.tensors import Checkpoint
 from securesgd.training.accounted_run import AccountedRun
 from securesgd.training.asked_steps import AskedSteps, asked_digest, noise_bound_to
-from securesgd.training.batch import Batch
+from securesgd.training.batch import Batch, OneAtATime
 from securesgd.training.examples import StoredExamples, as_examples, check_examples, check_loss, data_digest
 from securesgd.training.fingerprint import ResumeFingerprint
 from securesgd.training.interrupt import StopSignals, TrainingInterrupted
 from securesgd.training.kept_features import trained_examples, trained_network
-from securesgd.training.one_at_a_time import OneAtATime
 from securesgd.training.one_off_release import OneOffRelease
 from securesgd.training.optimizer import OwnOptimizer, OwnScheduler
 from securesgd.training.result import StepReport, TrainingResult, load_finished
