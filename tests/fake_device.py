@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 DEVICE = torch.device("meta")
-_MOVES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
+_MOVES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default, torch.ops.aten.index.Tensor}  # as on a GPU
 
 
 class MixedDevicesError(BaseException):
@@ -65,7 +65,11 @@ def run(operator, args, kwargs):
         kwargs = kwargs | {"device": torch.device("cpu")}
     result = operator(*tree_map(_numbers, args), **tree_map(_numbers, kwargs))
     known = {id(fake.numbers): fake for fake in fakes}
-    return tree_map(lambda value: known.get(id(value)) if id(value) in known else _fake(value), result) if to_fake else result
+    return (
+        tree_map(lambda value: known.get(id(value)) if id(value) in known else _fake(value), result)
+        if to_fake
+        else result
+    )
 
 
 def _numbers(value):
@@ -79,7 +83,14 @@ def _fake(value):
 @contextmanager
 def fake_device():
     """Within the context, tensors made on `DEVICE` have numbers."""
-    has_autocast = torch.is_autocast_enabled
-    with pytest.MonkeyPatch.context() as patch, _Mode():  # torch knows no autocast there, and says so by an error
-        patch.setattr(torch, "is_autocast_enabled", lambda kind=None: kind != DEVICE.type and has_autocast(kind or "cpu"))
-        yield DEVICE
+    has_autocast, overwrites = torch.is_autocast_enabled, torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(
+        True
+    )  # to set `data` would leave the numbers as they are
+    try:
+        with pytest.MonkeyPatch.context() as patch, _Mode():  # what torch does not know of such tensors
+            patch.setattr(torch, "is_autocast_enabled", lambda kind="cpu": kind != DEVICE.type and has_autocast(kind))
+            patch.setattr(torch, "inference_mode", lambda mode=True: torch.set_grad_enabled(not mode))
+            yield DEVICE
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
