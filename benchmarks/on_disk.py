@@ -1,11 +1,14 @@
 """Examples that stay on disk: what reading ahead gains, and how much memory a training on 3.9 GB of them takes.
 
-    python benchmarks/on_disk.py                         # both parts, printed as JSON rows
+    python benchmarks/on_disk.py                         # all parts, printed as JSON rows
     python benchmarks/on_disk.py --only reading --repeats 5
 
 reading     seconds by the clock of a DP-SGD step, MNIST network, batch 256, with the next sample read ahead and
             without, in turns of 4 steps: images that are decoded (28×28 PNG; 64×64 JPEG, made smaller), and an array
             file that the system was told to forget before each step
+decoding    seconds per image of decoding 1,024 of a folder, by threads as a training does it and by worker processes
+            that hand the pixels over, in turns: small PNG, larger ones made smaller, JPEG made smaller; `seconds` are
+            those of the processor, workers included, and `start_seconds` what the workers take to be there
 memory      peak memory of a process, and seconds, of a training of 5 steps of a linear network on 10,000 images of
             28×28 and on 5,000,000 in a file of 3.9 GB; reading all of them for the digest of the run is among it
 
@@ -22,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +109,56 @@ def forget(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def decoding_rows(repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield the time of decoding images by threads and by processes, in turns."""
+    from concurrent.futures import ProcessPoolExecutor
+
+    import numpy as np
+
+    from securesgd.data.image_rows import ImageRows
+
+    workers, sample = len(os.sched_getaffinity(0)), np.random.default_rng(0).integers(0, 2000, 1024)
+    with tempfile.TemporaryDirectory() as place, ProcessPoolExecutor(workers) as pool:
+        began = time.perf_counter()
+        list(pool.map(_decoded, [[]] * workers))
+        started = time.perf_counter() - began
+        for kind, size in (("png", 28), ("png", 224), ("jpg", 224)):
+            folder = write_images(Path(place) / f"{kind}{size}", kind, size, 1000)
+            files = sorted(str(file.relative_to(folder)) for file in folder.glob("*/*"))
+            parts = [[folder / files[i] for i in sample[first::workers]] for first in range(workers)]
+            ways = {
+                "threads": partial(ImageRows(folder, files, "L", (28, 28)).read, sample),
+                "processes": lambda parts=parts: list(pool.map(_decoded, parts)),
+            }
+            turns: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+            for _ in range(repeats + 1):
+                for name, read in ways.items():
+                    busy, clock = _processor_seconds(pool), time.perf_counter()
+                    read()
+                    turns[name].append((_processor_seconds(pool) - busy, time.perf_counter() - clock))
+            for name, measured in turns.items():
+                seconds, clock = (statistics.median(t) / len(sample) for t in zip(*measured[1:], strict=True))
+                row = {"part": "decoding", "source": kind, "pixels": size, "by": name, "workers": workers}
+                start = {"start_seconds": started} if name == "processes" else {}
+                yield row | {"images": len(sample), "seconds": seconds, "clock_seconds": clock, "n": repeats} | start
+
+
+def _decoded(paths: list[Path]) -> Any:
+    """Return the pixels of these files, in a worker process."""
+    import numpy as np
+
+    from securesgd.data.image_files import read_pixels
+
+    return np.stack([read_pixels(path, "L", (28, 28)) for path in paths]) if paths else None
+
+
+def _processor_seconds(pool: Any) -> float:
+    """Return the seconds of the processor of this process and of the workers of the pool, which still run."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    fields = [Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split() for number in pool._processes]
+    return time.process_time() + sum(int(f[11]) + int(f[12]) for f in fields) / ticks
+
+
 def memory_rows(repeats: int) -> Iterator[dict[str, Any]]:
     """Yield memory and time of one training, in a process of its own, for each number of stored images."""
     for count in STORED:
@@ -130,7 +184,7 @@ def one_training(folder: str) -> dict[str, Any]:
     return memory | {"batch": BATCH, "steps": 5, "clock_seconds": time.perf_counter() - began, "n": 1}
 
 
-MAKERS = {"reading": reading_rows, "memory": memory_rows}
+MAKERS = {"reading": reading_rows, "decoding": decoding_rows, "memory": memory_rows}
 
 
 def main() -> None:

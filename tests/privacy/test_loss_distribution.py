@@ -68,8 +68,8 @@ def test_a_convolution_keeps_the_rounding_that_is_allowed_for():
         power = power * power * (spectrum if bit == "1" else 1)
     exact = np.roll(fft.irfft(power, size), -first)[: len(ours.masses)].astype(float)
     for epsilon in (0.5, 1.0, 1.5):
-        truth = LossDistribution(ours.interval, ours.lowest, exact, ours.infinite).divergence(epsilon)
-        assert abs(ours.divergence(epsilon) - truth) <= 0.2 * FFT_ERROR_PER_STEP * count
+        truth = LossDistribution(ours.interval, ours.lowest, exact, ours.infinite).curve().divergence(epsilon)
+        assert abs(ours.curve().divergence(epsilon) - truth) <= 0.2 * FFT_ERROR_PER_STEP * count
 
 
 def test_what_a_convolution_cuts_off_counts_as_infinite():
@@ -80,7 +80,7 @@ def test_what_a_convolution_cuts_off_counts_as_infinite():
     both = ours.plus(step_distribution(1.0, 5.0, 1e-3, removal=True))
     assert both.infinite >= ours.infinite
     assert 1 - 1e-12 <= both.masses.sum() + both.infinite <= 1 + 1e-9  # masses below 0 were set to 0
-    assert both.epsilon(1e-5) > ours.epsilon(1e-5)
+    assert both.curve().epsilon(1e-5) > ours.curve().epsilon(1e-5)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,16 @@ def test_what_a_convolution_cuts_off_counts_as_infinite():
 )
 def test_epsilon_of_small_distributions(masses, infinite, delta, expected):
     loss = LossDistribution(1.0, 0, np.array(masses), infinite)
-    assert loss.epsilon(delta) == pytest.approx(expected, abs=1e-15)
+    assert loss.curve().epsilon(delta) == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.parametrize("epsilon", [-3.0, 0.0, 0.9, 1.0, 1.2, 1.75, 2.0, 5.0])
+def test_the_divergence_is_the_sum_at_between_and_beyond_the_points_and_epsilon_its_inverse(epsilon):
+    masses, losses = np.array([0.2, 0.5, 0.25]), np.array([1.0, 1.5, 2.0])
+    curve = LossDistribution(0.5, 2, masses, 0.05).curve()
+    truth = 0.05 + masses @ np.maximum(0, -np.expm1(epsilon - losses))
+    assert curve.divergence(epsilon) == pytest.approx(truth, abs=1e-15)
+    assert curve.epsilon(truth) == pytest.approx(min(2.0, max(0.0, epsilon)), abs=1e-14)
 
 
 RECORDED = [  # by version 0.2.0, whose search made thirty of the slow evaluations

@@ -4,13 +4,17 @@ Other threads or instructions add up a sum in another order. Under the same nois
 of the sums, without any noise; a network of the paper's has other gradients on two threads than on one.
 """
 
+import re
 import warnings
 
 import pytest
 import torch
 
+from securesgd.clipping.engine import ARITHMETIC
 from securesgd.errors import InvalidInputError
-from securesgd.runtime.tensors import load_tensors
+from securesgd.runtime.machine import processor
+from securesgd.runtime.tensors import load_tensors, save_tensors
+from securesgd.training import fingerprint
 from securesgd.training.loop import train
 
 from .conftest import no_step, small_data, small_model, small_settings
@@ -72,7 +76,7 @@ def test_the_threads_are_the_callers_again_after_an_error_and_a_finish_needs_non
 
 def test_a_run_is_not_resumed_on_another_kind_of_processor_but_can_be_finished(tmp_path, monkeypatch):
     killed_run(tmp_path / "run")
-    here = torch.backends.cpu.get_cpu_capability()
+    here = re.escape(processor())
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX1024")
     words = f"run was started on a processor with {here}; valid: to resume it there, or to finish it as it is, got AVX"
     with pytest.raises(InvalidInputError, match=words):
@@ -88,3 +92,38 @@ def test_a_refused_resume_leaves_the_first_weights_free_for_another_run(tmp_path
         with pytest.raises(InvalidInputError):
             train(small_model(seed=11), small_data(), small_settings(), tmp_path / "run", resume=True)
     train(small_model(seed=11), small_data(), small_settings(noise_seed=None, steps=2), tmp_path / "new")
+
+
+@pytest.mark.parametrize("change", ["caches", "variable", "mkldnn"])
+def test_what_else_chooses_the_kernels_is_part_of_the_processor(monkeypatch, change):
+    here = processor()
+    assert processor() == here
+    if change == "caches":  # oneDNN cuts its sums into blocks of them
+        features = getattr(torch.cpu, "get_capabilities", dict)()
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features | {"l2_cache_size": 1}, raising=False)
+    elif change == "variable":
+        monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")
+    else:
+        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert processor() != here
+
+
+@pytest.mark.parametrize("change", ["our sums", "torch", "before there was a number"])
+def test_a_run_of_other_arithmetic_is_not_resumed_but_can_be_finished(tmp_path, monkeypatch, change):
+    """A version that adds in another order has other last bits: a step run again would be a second release."""
+    folder = tmp_path / "run"
+    killed_run(folder)
+    if change == "our sums":
+        monkeypatch.setattr(fingerprint, "ARITHMETIC", fingerprint.ARITHMETIC + 1)
+    elif change == "torch":
+        monkeypatch.setattr(torch, "__version__", "2.99.0")
+    else:
+        checkpoint = load_tensors(folder / "checkpoint.safetensors")
+        del checkpoint.record["arithmetic"]
+        save_tensors(folder / "checkpoint.safetensors", checkpoint)
+    first = "an earlier version" if change.startswith("before") else f"arithmetic {ARITHMETIC} on torch 2"
+    words = f"run was started on {re.escape(first)}.*; valid: to resume it there, or to finish it as it is, got arith"
+    with pytest.raises(InvalidInputError, match=words):
+        train(small_model(), small_data(), small_settings(), folder, resume=True, on_step=no_step)
+    result = train(small_model(), small_data(), small_settings(), folder, finish=True, on_step=no_step)
+    assert result.steps == 4

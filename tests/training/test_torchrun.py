@@ -131,26 +131,34 @@ def killed_at_a_random_moment(place, out, dice, seconds):
     return hit, subprocess.CompletedProcess(job.args, job.returncode, stdout, stderr)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of jobs, with a run in it that was never disturbed, and its seconds."""
+    place = tmp_path_factory.mktemp("jobs")
+    job, seconds = undisturbed(place, "whole")
+    assert job.returncode == 0, job.stderr
+    return place, seconds
+
+
 @pytest.mark.slow
-def test_twenty_kills_under_torchrun_that_restarts_the_job(tmp_path):
+@pytest.mark.parametrize("kills", [range(7), range(7, 14), range(14, 20)], ids=["first", "second", "third"])
+def test_twenty_kills_under_torchrun_that_restarts_the_job(whole, kills):
     """Each job resumes its run by itself, ends with the bits of one that was never disturbed, and says one line."""
-    whole, seconds = undisturbed(tmp_path, "whole")
-    assert whole.returncode == 0, whole.stderr
-    dice, hits = random.Random(7), 0
-    expected = replayed_statement(tmp_path / "whole" / "ledger.jsonl")
-    for number in range(20):
-        hit, job = killed_at_a_random_moment(tmp_path, f"killed-{number}", dice, seconds)
-        folder = tmp_path / f"killed-{number}"
+    (place, seconds), hits = whole, 0
+    first, expected = tensors(place / "whole"), replayed_statement(place / "whole" / "ledger.jsonl")
+    for number in kills:
+        folder = place / f"killed-{number}"
+        hit, job = killed_at_a_random_moment(place, folder.name, random.Random(number), seconds)
+        print(number, hit, own_lines(job.stderr))
         assert job.returncode == 0, job.stderr
         assert len(own_lines(job.stderr)) <= hit, job.stderr
         assert "Traceback" not in job.stderr, job.stderr
-        first, second = tensors(tmp_path / "whole"), tensors(folder)
+        second = tensors(folder)
         assert all(torch.equal(first[name], second[name]) for name in first), number
         assert replayed_statement(folder / "ledger.jsonl") == expected
         assert not {"secret.json", "checkpoint.safetensors"} & {file.name for file in folder.iterdir()}
         hits += hit
-        print(number, hit, own_lines(job.stderr))
-    assert hits >= 10, hits
+    assert hits >= 4, hits
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ changes; so do their gradients, norms and clip factors. Only sums over examples 
    an error would reveal that the example was there.
 """
 
-__all__ = ["ClippedSum", "ClippingEngine", "Loss", "per_example"]
+__all__ = ["ARITHMETIC", "ClippedSum", "ClippingEngine", "Loss", "per_example"]
 
 import copy
 import math
@@ -39,10 +39,11 @@ from securesgd.clipping.rules.generic import generic_gradients
 from securesgd.clipping.separation import Evidence, check_separation, is_due, synthetic_examples
 from securesgd.clipping.slow_path import clip_slow
 from securesgd.clipping.units import Unit, require_no_hooks, trainable_units
-from securesgd.clipping.validate_model import check_model
+from securesgd.clipping.validate_model import check_model, model_structure, same_structure
 from securesgd.errors import InvalidInputError
 from securesgd.runtime.random_state import BufferState, RandomState
 
+ARITHMETIC = 1  # raised by each change of the last bits of a sum: a run is resumed with that it was started with
 SMALLEST_NORM = 1e-10
 ERRORS = (
     FastPathError,
@@ -93,9 +94,9 @@ class ClippingEngine:
         zero). The random numbers of dropout and noise layers are secret and drawn for the null record too: leaving a
         row out instead shifts the draws of all that follow, which changes the sum by up to 2C for each of them. The
         forward pass raises no error that depends on the data, and no example moves the loss or gradient of another, now
-        or in a later step. Layers known to do so are refused; others are searched for (`check_separation`) in the first
-        call, in calls 8 and 64, when a layer is first used, and in one call of 1024 by chance. What remains is a model
-        that mixes examples only now and then, or by less than 1e-5 of their losses and gradients.
+        or in a later step. Layers known to do so are refused; others are searched for (`check_separation`): in calls 1,
+        8 and 64, when a layer is first used, when the model's layers, hooks or switches have changed, and in one call
+        of 1024 by chance. What remains is a model that mixes only now and then, or by less than 1e-5 of a loss.
 
     The model is used as it is: its parameters, their `.grad`, its mode and its hooks are left as they were. Dropout
     and noise layers keep working; `random_state` says which generators are restored when a pass is repeated. Buffers
@@ -121,6 +122,7 @@ class ClippingEngine:
         self._calls = 0
         self._checked_call = 0  # the last call in which the examples were seen to be separate
         self._losses: set[object] = set()  # the code of the losses that were seen
+        self._structure = model_structure(model)  # with which they were
         self._fast_path_verified = False  # against a backward pass, on synthetic examples
         self._channels_last = True
         self._row_parameters = True  # a container's own parameters are handed out as one copy for each row
@@ -181,9 +183,7 @@ class ClippingEngine:
         step = micro_batch or self._examples_at_once(batch)
         self._calls += 1 if len(batch) else 0
         if len(batch) and (self._is_new(loss) or is_due(self._calls)):
-            self._check_separation(
-                batch.take(slice(0, max(2, step)))
-            )  # with fewer than two there is nothing to compare
+            self._check_separation(batch.take(slice(0, max(2, step))))  # one alone cannot be compared
         buffers = BufferState.capture(self.model)
         for start in range(0, len(batch), step):
             if start:
@@ -200,14 +200,15 @@ class ClippingEngine:
         return ClippedSum(gradients, norms, value.masked_fill(skipped, float("nan")), int(skipped.sum()))
 
     def _is_new(self, loss: Loss) -> bool:
-        """Return whether this loss was not seen before; then what was found about others does not count for it."""
-        code = loss_code(loss)
-        if code in self._losses:
+        """Return whether this loss was not seen before with these layers: nothing found before counts for it."""
+        code, structure = loss_code(loss), model_structure(self.model)
+        same = same_structure(structure, self._structure)
+        if same and code in self._losses:
             return False
         if self._losses:
             self._checked_call, self._fast_path_verified = 0, False
             self._separate_units.clear()
-        self._losses.add(code)
+        self._losses, self._structure = {code} | (self._losses if same else set()), structure
         if runs_model(loss):
             warnings.warn("clipping runs the examples one by one: the loss runs the model itself", stacklevel=4)
         return True

@@ -194,6 +194,7 @@ class FastPath:
             scratch=self.scratch[call.unit.name],
             synthetic=self.synthetic,
             statistics=call.statistics,
+            buffers=call.buffers,
         )
         try:
             gradients = call.unit.rule(layer_call)

@@ -44,6 +44,7 @@ class Call:
     first: bool  # nothing before it needs a gradient
     output_hooks: dict[int, Any]  # of the output tensor; that of `LayerHooks` is one
     statistics: tuple[Tensor, Tensor] | None = None  # see `group_statistics`
+    buffers: dict[str, Tensor] = field(default_factory=dict)  # before the call, where the module is run again
 
     def unchanged_inputs(self) -> tuple[Tensor, ...]:
         """Return the inputs. Raises: FastPathError if they were changed in place since the call."""
@@ -64,9 +65,7 @@ class LayerHooks:
     receive: Callable[[Call, Tensor], None]
     tables: frozenset[str] | None = frozenset()  # names of embeddings known to be tables; None if none may be
     calls: list[Call] = field(default_factory=list)
-    _pending: list[tuple[Unit, tuple[Any, ...], dict[str, Any], tuple[int, ...], tuple[Node, ...], bool]] = field(
-        default_factory=list
-    )
+    _pending: list[tuple[Any, ...]] = field(default_factory=list)  # what `_before` saw of the calls that last
     _handles: list[Any] = field(default_factory=list)
     _replaced: list[tuple[nn.Module, str]] = field(default_factory=list)  # attributes that hide those of the module
     _gradient_handles: list[Any] = field(default_factory=list)
@@ -121,13 +120,15 @@ class LayerHooks:
             tensors = [x for x in args if isinstance(x, Tensor)]
             nodes = tuple(get_gradient_edge(x).node for x in tensors if x.requires_grad)
             versions = tuple(x._version for x in tensors)
-            self._pending.append((unit, args, kwargs, versions, nodes, not nodes))
+            again = module.named_buffers() if unit.rule is generic_gradients else ()
+            buffers = {name: buffer.detach().clone() for name, buffer in again}
+            self._pending.append((unit, args, kwargs, versions, nodes, buffers))
 
         return hook
 
     def _after(self, unit: Unit) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
         def hook(module: nn.Module, _: tuple[Any, ...], output: Any) -> Any:
-            started, args, kwargs, versions, nodes, first = self._pending.pop()
+            started, args, kwargs, versions, nodes, buffers = self._pending.pop()
             if started is unit and not kwargs and self._is_table(unit, args, output):
                 tokens, copies = (one_copy_per_row(x, self.rows) for x in (args[0], output))
                 return self._record(unit.as_table(len(args[0]) == self.rows), (tokens,), copies)
@@ -137,7 +138,7 @@ class LayerHooks:
             output = with_fast_input_gradient(module, args[0], output)
             copy = output.detach().clone() if unit.rule is generic_gradients else None
             edge, statistics = get_gradient_edge(output), group_statistics(output)
-            return self._add(Call(unit, args, versions, nodes, copy, edge, first, {}, statistics), output)
+            return self._add(Call(unit, args, versions, nodes, copy, edge, not nodes, {}, statistics, buffers), output)
 
         return hook
 

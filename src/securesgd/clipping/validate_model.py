@@ -1,6 +1,9 @@
 """Which models may be trained with per-example clipping: no layer may let examples influence each other."""
 
-__all__ = ["check_model"]
+__all__ = ["check_model", "model_structure", "same_structure"]
+
+import operator
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from securesgd.errors import InvalidInputError
 
+_OF_TORCH = {*vars(nn.Module())}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 LEGACY_HOOKS = {"SpectralNorm": "spectral_norm", "WeightNorm": "weight_norm"}
 
 
@@ -42,6 +47,28 @@ def check_model(model: nn.Module) -> None:
                 f"parameter {name!r} is on {parameter.device}, {trainable[0][0]!r} on {trainable[0][1].device}: "
                 "all trainable parameters must be on one device"
             )
+
+
+def model_structure(model: nn.Module) -> list[Any]:
+    """Return the objects that say what a model runs: its modules, their classes, hooks, functions and switches.
+
+    Numbers and tensors are left out, so that it is the same in every step of an ordinary training.
+    """
+    structure: list[Any] = []
+    for module in model.modules():
+        own = vars(module)
+        structure += module, type(module)
+        for kind in _HOOKS:
+            structure += own[kind].values()
+        for name, value in own.items():
+            if name not in _OF_TORCH and (value is None or isinstance(value, bool | str) or callable(value)):
+                structure += name, value
+    return structure
+
+
+def same_structure(a: list[Any], b: list[Any]) -> bool:
+    """Return whether two structures are of the same objects."""
+    return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
 def _objection(module: nn.Module) -> str | None:

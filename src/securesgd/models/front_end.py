@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from securesgd.errors import InvalidInputError
 from securesgd.models.noisy import NoisyNetwork
+from securesgd.runtime.random_state import RandomState
 
+_MIXES = (
+    "the front end mixes examples or remembers them: kept features of one would depend on others; valid: layers that "
+    "treat every example by itself"
+)
 _ROWS, _TRIALS = 16, 8  # of a comparison: a mixed pair of rows is split in half of the trials
 
 
@@ -86,10 +91,23 @@ class FeatureNetwork(nn.Module):
             features = front_end(inputs)
             inputs[replaced] = others[replaced]
             if len(features) != _ROWS or not torch.equal(features[~replaced], front_end(inputs)[~replaced]):
-                raise InvalidInputError(
-                    "the front end mixes examples or remembers them: kept features of one would depend on others; "
-                    "valid: layers that treat every example by itself"
-                )
+                raise InvalidInputError(_MIXES)
+
+    @torch.no_grad()
+    def require_same_features(self, rows: Tensor, features: Tensor, before: RandomState) -> None:
+        """Return if the features of half of these rows stay the same, bit for bit, when the others are replaced.
+
+        `before` has the random generators as they were for `features`. Examples that do not mix pass, whatever they
+        are, so that the outcome tells nothing about the data. Raises: InvalidInputError as `require_separate`.
+        """
+        replaced = torch.rand(len(rows), device=rows.device) < 0.5
+        others = torch.where(replaced.view(-1, *[1] * (rows.dim() - 1)), torch.rand_like(rows), rows)
+        before.restore()
+        again = self.features(others)
+        if len(features) != len(rows) or not torch.allclose(
+            features[~replaced], again[~replaced], rtol=0, atol=0, equal_nan=True
+        ):
+            raise InvalidInputError(_MIXES)
 
 
 def _without_noise(model: nn.Module) -> nn.Module:

@@ -1,16 +1,18 @@
 """The privacy loss of one step on a grid, and of many: what epsilon is read from.
 
-This is dp-accounting's "connect the dots" on whole arrays. The divergences come from its formulas for the Gaussian
-mechanism, and the masses agree with its own to the last bits (tests/privacy/test_loss_distribution.py); its loop in
-Python over grid points took most of the time of an epsilon. What does not depend on the number of steps is kept: the
-masses, and their moment generating function, by which the convolution is cut.
+Of one example this is dp-accounting's "connect the dots" on whole arrays. The divergences come from its formulas for
+the Gaussian mechanism, and the masses agree with its own to the last bits (tests/privacy/test_loss_distribution.py);
+its loop in Python over grid points took most of the time of an epsilon. What does not depend on the number of steps is
+kept: the masses, and their moment generating function, by which the convolution is cut. Of several examples of one
+person, `mixture_loss` makes the distribution of a step.
 """
 
-__all__ = ["LossDistribution", "step_distribution"]
+__all__ = ["LossCurve", "LossDistribution", "step_distribution"]
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
@@ -25,6 +27,49 @@ _ORDERS = np.concatenate((np.arange(-_MOST_ORDER, 0), np.arange(1, _MOST_ORDER +
 _LARGEST_RISE = 1e-12  # of divergences that must fall; dp-accounting refuses more, too
 
 
+class LossCurve(NamedTuple):
+    """The divergence at every point of the grid: P(S) <= e^epsilon·Q(S) + delta for every set S.
+
+    Between two points, and below the first, the divergence is at most the straight line in e^epsilon; at e^epsilon = 0
+    it is 1.
+    """
+
+    lowest: int
+    """The first point is interval·lowest."""
+    interval: float
+    deltas: Array
+    """Not increasing; the last is the mass of an infinite loss and the allowance for rounding."""
+
+    @property
+    def epsilons(self) -> Array:
+        """The points of the grid, increasing; negative ones too."""
+        return (self.lowest + np.arange(len(self.deltas), dtype=np.float64)) * self.interval
+
+    def epsilon(self, delta: float) -> float:
+        """Return the least epsilon >= 0 whose divergence is at most `delta`; inf if the last one is larger."""
+        if self.deltas[-1] > delta:
+            return math.inf
+        after = int(np.argmax(self.deltas <= delta))
+        if after == 0:
+            least = self.lowest * self.interval
+            return max(0.0, least + math.log1p(-delta) - math.log1p(-float(self.deltas[0]))) if delta < 1 else 0.0
+        above, below = float(self.deltas[after - 1]), float(self.deltas[after])
+        share = (above - delta) / (above - below)
+        start = (self.lowest + after - 1) * self.interval
+        return max(0.0, start + math.log1p(share * math.expm1(self.interval)))
+
+    def divergence(self, epsilon: float) -> float:
+        """Return the delta at which what has this loss is (epsilon, delta)-DP."""
+        before = math.floor(epsilon / self.interval) - self.lowest
+        if before >= len(self.deltas) - 1:
+            return float(self.deltas[-1])
+        if before < 0:
+            return 1 - math.exp(epsilon - self.lowest * self.interval) * (1 - float(self.deltas[0]))
+        share = math.expm1(epsilon - (self.lowest + before) * self.interval) / math.expm1(self.interval)
+        above, below = float(self.deltas[before]), float(self.deltas[before + 1])
+        return above - share * (above - below)
+
+
 @dataclass(frozen=True, eq=False)
 class LossDistribution:
     """A distribution of privacy losses: `masses[i]` at (lowest + i)·interval, `infinite` at infinity."""
@@ -33,14 +78,22 @@ class LossDistribution:
     lowest: int
     masses: Array
     infinite: float
-    log_moments: Array | None = None
-    """log Σ masses[i]·exp(i·order/len(masses)) for the orders by which a convolution is cut; of one step only."""
+
+    @cached_property
+    def log_moments(self) -> Array:
+        """log Σ masses[i]·exp(i·order/len(masses)) for the orders by which a convolution is cut: nothing overflows."""
+        factor = np.exp(np.arange(len(self.masses)) / len(self.masses))
+        moments = []
+        for weight in (1 / factor, factor):
+            term, of_orders = self.masses, []
+            for _ in range(_MOST_ORDER):
+                term = term * weight
+                of_orders.append(math.log(term.sum()))
+            moments.append(of_orders)
+        return np.array(moments[0][::-1] + moments[1])
 
     def repeated(self, count: int) -> "LossDistribution":
-        """Return the loss of `count` independent draws; at most `TAIL_MASS` is cut off and counted as infinite.
-
-        Assumes: `log_moments` are there, or count is 1.
-        """
+        """Return the loss of `count` independent draws; at most `TAIL_MASS` is cut off and counted as infinite."""
         if count == 1:
             return self
         first, last = self._kept(count)
@@ -61,41 +114,17 @@ class LossDistribution:
         kept[0] += masses[:first].sum()  # small losses count as larger ones, the largest as infinite
         return LossDistribution(self.interval, self.lowest + other.lowest + first, kept, float(infinite))
 
-    def divergence(self, epsilon: float) -> float:
-        """Return the delta at which what has this loss is (epsilon, delta)-DP."""
-        first = max(0, math.floor(epsilon / self.interval) - self.lowest)
-        losses = self._losses(first)
-        above = losses > epsilon
-        return float(self.infinite - np.expm1(epsilon - losses[above]) @ self.masses[first:][above])
-
-    def epsilon(self, delta: float) -> float:
-        """Return the smallest epsilon >= 0 at which what has this loss is (epsilon, delta)-DP; inf if there is none.
-
-        It is a root in floating point: `divergence` decides whether it is one.
-        """
-        if self.infinite > delta:
-            return math.inf
-        first = max(0, 1 - self.lowest)
-        losses, masses = self._losses(first)[::-1], self.masses[first:][::-1]
-        if len(losses) == 0:
-            return 0.0
-        # Sums over all losses above the next one; beyond 745 exp(-loss) is 0, and the loss itself the answer.
-        upper, lower = self.infinite + np.cumsum(masses), np.cumsum(np.exp(-losses) * masses)
-        vanished = np.flatnonzero((upper >= delta) & (lower == 0))
-        if len(vanished):
-            return float(losses[vanished[0]])
-        roots = np.full(len(losses), -math.inf)
-        known = (upper > delta) & (lower > 0)
-        roots[known] = np.log((upper[known] - delta) / lower[known])
-        reached = np.flatnonzero(roots[:-1] >= losses[1:])
-        return max(0.0, float(roots[reached[0] if len(reached) else -1]))
-
-    def _losses(self, first: int) -> Array:
-        return np.asarray(np.arange(self.lowest + first, self.lowest + len(self.masses)) * self.interval, np.float64)
+    def curve(self, rounding: float = 0.0) -> LossCurve:
+        """Return the divergences, raised by `rounding`: infinite + sum over j > i of mass_j·(1 - e^(h·i - h·j))."""
+        # delta_i = e^-h·delta_(i+1) + (1 - e^-h)·(mass above i), without a difference of large numbers
+        above = np.concatenate([[0.0], np.cumsum(self.masses[:0:-1])])
+        share = -math.expm1(-self.interval)
+        finite = signal.lfilter([share], [1, share - 1], above)
+        deltas = np.clip(finite[::-1] + self.infinite + rounding, 0, 1)
+        return LossCurve(self.lowest, self.interval, np.minimum.accumulate(deltas))
 
     def _kept(self, count: int) -> tuple[int, int]:
         """Return the first and last place of a convolution with all mass but `TAIL_MASS` between (Chernoff's bound)."""
-        assert self.log_moments is not None
         first, last = 0, (len(self.masses) - 1) * count
         for order, moment in zip(_ORDERS / len(self.masses), self.log_moments, strict=True):
             bound = (count * moment + math.log(2 / TAIL_MASS)) / order
@@ -141,7 +170,7 @@ def step_distribution(
         masses[1:-1] = (falls[1:] - falls[:-1] * math.exp(interval)) / math.expm1(interval)
         masses[-1] = falls[-1] / math.expm1(-interval)
     masses = np.maximum(0.0, masses)
-    return LossDistribution(interval, lowest, masses, float(deltas[-1]), _log_moments(masses))
+    return LossDistribution(interval, lowest, masses, float(deltas[-1]))
 
 
 def _divergences(mechanism: GaussianPrivacyLoss, noise: float, epsilons: Array) -> Array:
@@ -175,16 +204,3 @@ def _cutoffs(mechanism: GaussianPrivacyLoss, noise: float, losses: Array) -> Arr
     unsampled[~at_limit] = scaled + np.log1p(-np.exp(constant - scaled))
     unsampled[signed == 0] = 0.0
     return -0.5 - unsampled * variance if removes else 1 + (-0.5 + unsampled * variance)
-
-
-def _log_moments(masses: Array) -> Array:
-    """Return log Σ masses[i]·exp(i·order/len(masses)): the exponents are at most 20, so nothing overflows."""
-    factor = np.exp(np.arange(len(masses)) / len(masses))
-    moments = []
-    for weight in (1 / factor, factor):
-        term, of_orders = masses, []
-        for _ in range(_MOST_ORDER):
-            term = term * weight
-            of_orders.append(math.log(term.sum()))
-        moments.append(of_orders)
-    return np.array(moments[0][::-1] + moments[1])

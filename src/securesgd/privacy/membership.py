@@ -28,7 +28,8 @@ from scipy import special
 from securesgd.errors import InvalidInputError
 from securesgd.privacy.events import PrivacyEvent
 from securesgd.privacy.group import protected_groups
-from securesgd.privacy.mixture_loss import LossCurve, loss_curves
+from securesgd.privacy.loss_distribution import LossCurve
+from securesgd.privacy.mixture_loss import loss_curves
 from securesgd.validate import Array, validate_delta
 
 FALSE_POSITIVE_RATES = (0.01, 0.001)

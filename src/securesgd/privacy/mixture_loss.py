@@ -19,26 +19,23 @@ Rounding. Convolutions by FFT make a tail too light by about 2e-17 per step; `pl
 divergences are raised by `rounding`, fifty times as much.
 """
 
-__all__ = ["LARGEST_GROUP", "LossCurve", "loss_curves"]
+__all__ = ["LARGEST_GROUP", "loss_curves"]
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, reduce
 
 import numpy as np
-from dp_accounting.pld import common
-from scipy import signal, special
+from scipy import special
 
 from securesgd.errors import InvalidInputError
 from securesgd.privacy.composition import Group
+from securesgd.privacy.loss_distribution import LossCurve, LossDistribution
 from securesgd.privacy.pld import FFT_ERROR_BASE, FFT_ERROR_PER_STEP
 from securesgd.validate import Array, validate_count
 
 LARGEST_GROUP = 100
 """The most examples of one person: the time grows with their number."""
 _TAIL = 1e-16  # mass that becomes an infinite loss, over all steps
-_WRAPPED = 1e-15  # mass that a convolution may cut off, each
 _EXCESS = 1e-5  # of epsilon per example of the person, which the interval is chosen for
 _MOST_CELLS = 400_000  # of one step; a longer range has a wider interval
 _LEAST_CELLS = 4_000
@@ -47,44 +44,6 @@ _WIDEST = 0.1
 _SPLIT_ERROR = 1e-7  # of a cell's mass; differences of masses lose at most 1e-8 by rounding
 _SMALLEST, _LARGEST_EXPONENT = 1e-280, 600.0
 _BLOCK = 1 << 15
-
-
-class LossCurve(NamedTuple):
-    """The divergence of one direction at every point of the grid: P(S) <= e^epsilon·Q(S) + delta for every set S.
-
-    Between two points the divergence is at most the straight line in e^epsilon.
-    """
-
-    lowest: int
-    """The first point is interval·lowest."""
-    interval: float
-    deltas: Array
-    """Not increasing; the last is the mass of an infinite loss and the allowance for rounding."""
-
-    @property
-    def epsilons(self) -> Array:
-        """The points of the grid, increasing; negative ones too."""
-        return (self.lowest + np.arange(len(self.deltas), dtype=np.float64)) * self.interval
-
-    def epsilon(self, delta: float) -> float:
-        """Return the least epsilon >= 0 whose divergence is at most `delta`; inf if the last one is larger."""
-        if self.deltas[-1] > delta:
-            return math.inf
-        first = int(np.argmax(self.deltas <= delta))
-        if first == 0:
-            return max(0.0, self.lowest * self.interval)
-        above, below = float(self.deltas[first - 1]), float(self.deltas[first])
-        share = (above - delta) / (above - below)
-        start = (self.lowest + first - 1) * self.interval
-        return max(0.0, start + math.log1p(share * math.expm1(self.interval)))
-
-
-class _Loss(NamedTuple):
-    """Masses at the losses h·lowest, h·(lowest + 1), …, and the mass of an infinite loss."""
-
-    lowest: int
-    masses: Array
-    infinite: float
 
 
 @lru_cache(maxsize=16)
@@ -118,7 +77,9 @@ def loss_curves(groups: tuple[Group, ...], examples: int = 1) -> tuple[LossCurve
     pairs = [mixture.losses(interval, *span) for mixture, span in zip(mixtures, spans, strict=True)]
     rounding = FFT_ERROR_BASE + FFT_ERROR_PER_STEP * steps
     first, second = (
-        _curve(_composed([pair[way] for pair in pairs], [group.steps for group in groups]), interval, rounding)
+        reduce(
+            LossDistribution.plus, (pair[way].repeated(group.steps) for group, pair in zip(groups, pairs, strict=True))
+        ).curve(rounding)
         for way in (0, 1)
     )
     return first, second
@@ -189,7 +150,7 @@ class _Mixture:
             with_person += weight * _normal_masses(points - mean)
         return with_person, _normal_masses(points)
 
-    def losses(self, interval: float, low: float, high: float) -> tuple[_Loss, _Loss]:
+    def losses(self, interval: float, low: float, high: float) -> tuple[LossDistribution, LossDistribution]:
         """Return the loss of one step on the grid, (with, without) and (without, with)."""
         first, last = math.floor(low / interval), math.ceil(high / interval)
         last = max(last, first + 1)
@@ -208,10 +169,13 @@ class _Mixture:
         backward[1:] += outer - lower
         forward[0] += added[0]
         backward[-1] += null[-1]
-        return _Loss(first, forward, float(added[-1])), _Loss(-last, backward[::-1].copy(), float(null[0]))
+        return (
+            LossDistribution(interval, first, forward, float(added[-1])),
+            LossDistribution(interval, -last, backward[::-1].copy(), float(null[0])),
+        )
 
 
-def _variance(loss: _Loss) -> float:
+def _variance(loss: LossDistribution) -> float:
     """Return the variance of a loss in units of the squared interval."""
     places = np.arange(len(loss.masses), dtype=np.float64)
     mean = float(loss.masses @ places)
@@ -234,33 +198,3 @@ def _normal_masses(points: Array) -> Array:
     below, above = tails[:-1], tails[1:]
     masses = np.where(points[:-1] >= 0, below - above, above - below)
     return np.maximum(np.where((points[:-1] < 0) & (points[1:] > 0), 1 - below - above, masses), 0)
-
-
-def _composed(losses: Sequence[_Loss], steps: Sequence[int]) -> _Loss:
-    """Return the loss of all steps together."""
-    total: _Loss | None = None
-    for loss, times in zip(losses, steps, strict=True):
-        part = loss
-        if times > 1:
-            with np.errstate(all="ignore"):  # bounds that overflow are left out there
-                offset, masses = common.self_convolve(loss.masses, times, _WRAPPED)
-            infinite = _WRAPPED - math.expm1(times * math.log1p(-loss.infinite))
-            part = _Loss(loss.lowest * times + offset, np.asarray(masses), infinite)
-        if total is None:
-            total = part
-        else:
-            masses = signal.fftconvolve(total.masses, part.masses)
-            total = _Loss(total.lowest + part.lowest, masses, total.infinite + part.infinite)
-    if total is None:
-        raise InvalidInputError("groups is empty; valid: at least one protected release")
-    return total
-
-
-def _curve(loss: _Loss, interval: float, rounding: float) -> LossCurve:
-    """Return the divergences: delta_i = sum over j > i of mass_j·(1 - e^(h·i - h·j)), plus the infinite mass."""
-    # delta_i = e^-h·delta_(i+1) + (1 - e^-h)·(mass above i), without a difference of large numbers
-    above = np.concatenate([[0.0], np.cumsum(loss.masses[:0:-1])])
-    share = -math.expm1(-interval)
-    finite = signal.lfilter([share], [1, share - 1], above)
-    deltas = np.clip(finite[::-1] + loss.infinite + rounding, 0, 1)
-    return LossCurve(loss.lowest, interval, np.minimum.accumulate(deltas))

@@ -26,7 +26,7 @@ from functools import reduce
 import numpy as np
 
 from securesgd.privacy.composition import Group
-from securesgd.privacy.loss_distribution import LossDistribution, step_distribution
+from securesgd.privacy.loss_distribution import LossCurve, LossDistribution, step_distribution
 from securesgd.privacy.rdp import rdp_epsilon
 
 SIZING_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
@@ -70,8 +70,8 @@ def pld_deltas(groups: Sequence[Group], epsilons: Sequence[float], *, coarser: f
     interval = _interval(groups, rdp_epsilon(groups, 1e-5, SIZING_ORDERS)) * coarser
     floor = FFT_ERROR_BASE + FFT_ERROR_PER_STEP * sum(group.steps for group in groups)
     with np.errstate(all="ignore"):
-        losses = _compose(groups, interval, removal_only=False)
-        return [min(1.0, max(loss.divergence(epsilon) for loss in losses) + floor) for epsilon in epsilons]
+        curves = _compose(groups, interval, removal_only=False)
+        return [min(1.0, max(curve.divergence(epsilon) for curve in curves) + floor) for epsilon in epsilons]
 
 
 def _interval(groups: Sequence[Group], size: float) -> float:
@@ -90,8 +90,8 @@ def _largest_loss(group: Group) -> float:
     return math.log1p(group.sampling_rate * math.expm1(exponent)) if exponent < 100 else math.inf
 
 
-def _compose(groups: Sequence[Group], interval: float, removal_only: bool) -> list[LossDistribution]:
-    """Return the loss of all groups together when an example is removed, and (unless it is the same) when one is added.
+def _compose(groups: Sequence[Group], interval: float, removal_only: bool) -> list[LossCurve]:
+    """Return the divergences of all groups together when an example is removed, and (if they differ) when one is added.
 
     The loss of one step is kept, so that another number of the same steps costs one convolution.
     """
@@ -105,23 +105,19 @@ def _compose(groups: Sequence[Group], interval: float, removal_only: bool) -> li
                 )
                 for group in groups
             ),
-        )
+        ).curve()
         for removal in ((True,) if one_way else (True, False))
     ]
 
 
-def _verified_epsilon(losses: Sequence[LossDistribution], delta: float, interval: float) -> float:
-    """Return the epsilon of all these losses at `delta`, moved up until their divergences say so.
-
-    The root is found by sums of exp(-loss), which lose their digits beyond losses of 700; the divergence is stable
-    there.
-    """
-    epsilon = max(loss.epsilon(delta) for loss in losses)
+def _verified_epsilon(curves: Sequence[LossCurve], delta: float, interval: float) -> float:
+    """Return the epsilon of all these curves at `delta`, moved up until their divergences say so."""
+    epsilon = max(curve.epsilon(delta) for curve in curves)
     if math.isnan(epsilon):
         raise ValueError("epsilon is not a number")
     epsilon += 1e-9 * max(1.0, epsilon)
     for _ in range(200):
-        if math.isinf(epsilon) or all(loss.divergence(epsilon) <= delta for loss in losses):
+        if math.isinf(epsilon) or all(curve.divergence(epsilon) <= delta for curve in curves):
             return epsilon
         epsilon += max(interval, 1e-3 * epsilon)
     raise ValueError("the divergence stays above delta")

@@ -1,8 +1,9 @@
 """The machine a run uses: precision of sums, memory the allocator keeps, and the versions a result was made with."""
 
-__all__ = ["compute_threads", "environment", "keep_memory", "require_full_precision", "torch_device"]
+__all__ = ["compute_threads", "environment", "keep_memory", "processor", "require_full_precision", "torch_device"]
 
 import ctypes
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -19,6 +20,10 @@ from securesgd.errors import InvalidInputError
 if TYPE_CHECKING:
     import torch
 
+_KERNEL_VARIABLES = (
+    "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_DEBUG_CPU_TYPE",
+)  # fmt: skip
 _PRECISION_SETTINGS = {  # by kind of device; those that a version of torch lacks count as not set
     "cpu": ("fp32_precision", "mkldnn.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.matmul.fp32_precision"),
     "cuda": ("fp32_precision", "cuda.matmul.fp32_precision", "cudnn.fp32_precision", "cudnn.conv.fp32_precision"),
@@ -67,6 +72,26 @@ def torch_device(name: str | None) -> "torch.device":
     except (RuntimeError, TypeError, AssertionError):  # unknown, not built in, not there, or without float64
         raise InvalidInputError(f"device is {name!r}; valid here: {here}") from None
     return device
+
+
+def processor() -> str:
+    """Return what decides which kernels torch, MKL and oneDNN run on this processor, as far as they show it.
+
+    The name and a digest of all instructions, sizes of caches (sums are cut into blocks of them) and of the variables
+    by which kernels are chosen. On two processors that differ in it, sums may differ in their last bits.
+    """
+    import torch
+
+    features = getattr(torch.cpu, "get_capabilities", dict)()
+    name = features.get("cpu_name") or platform.processor() or platform.machine()
+    uncounted = ("num_logical_cores", "num_physical_cores", "num_sockets")
+    chosen = [
+        sorted((key, value) for key, value in features.items() if key not in uncounted),
+        [(variable, os.environ.get(variable)) for variable in _KERNEL_VARIABLES],
+        torch.backends.mkldnn.enabled,
+    ]
+    digest = hashlib.sha256(repr(chosen).encode()).hexdigest()[:8]
+    return f"{torch.backends.cpu.get_cpu_capability()} ({name}, {digest})"
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
     config.toml             everything asked for
     secret.json             key and digest of the data; readable by its owner only; gone when training ends
-    asked.json              keyed digests of what a loop of the user's own asked since the checkpoint; gone then, too
+    asked.json              keyed digests of what steps were asked and gave since the checkpoint; gone then, too
     checkpoint.safetensors  weights, optimizer and average at some step; gone when training ends
     ledger.jsonl            every release, reserved before it is used
     model.safetensors       the trained weights, when training has ended

@@ -24,6 +24,7 @@ from securesgd.runtime.grid_release import GridRelease
 from securesgd.runtime.randomness import Randomness
 from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.tensors import Checkpoint, tensors_digest
+from securesgd.training.asked_steps import AskedSteps
 from securesgd.training.fingerprint import ResumeFingerprint
 from securesgd.training.one_off_release import OneOffRelease
 from securesgd.training.settings import TrainingSettings
@@ -130,10 +131,10 @@ class AccountedRun:
         The noise of a step is a function of the key, whatever the machine; the last bits of the sums it is added to are
         not. Repeated elsewhere, a step would be a second release under the same noise. On another number of threads it
         would be one, too, but that number can be set: a warning says that it is.
-        Raises: InvalidInputError naming the device, or the instructions of the processor.
+        Raises: InvalidInputError naming the device, the processor, or the versions of this package's sums and of torch.
         """
-        for what, words in (("device", ""), ("instructions", "a processor with ")):
-            first, here = self.record.get(what, machine[what]), machine[what]
+        for what, words in (("arithmetic", ""), ("device", ""), ("processor", "a processor with ")):
+            first, here = self.record.get(what, "an earlier version"), machine[what]
             if first != here:
                 raise InvalidInputError(
                     f"{self.files.path} was started on {words}{first}; valid: to resume it there, or to finish it as "
@@ -146,6 +147,23 @@ class AccountedRun:
                 "a step that is run again has the same bits",
                 stacklevel=2,
             )
+
+    def asked_steps(self, step: int) -> AskedSteps:
+        """Return the record of what the steps from `step` on, that of the checkpoint, were asked and gave.
+
+        Raises: DamagedFileError if it is damaged, or has a step that the ledger lacks.
+        """
+        begun, chain = bool(self.ledger.events), str(self.record.get("asked", ""))
+        asked = AskedSteps(self.files.asked, self.randomness, step, chain, begun=begun)
+        try:
+            if asked.steps:
+                self._require_reserved(max(asked.steps))
+        except PrivacyError:
+            asked.close()
+            raise DamagedFileError(
+                f"{self.files.ledger} lacks a step that {self.files.asked.name} has: lines were cut off"
+            ) from None
+        return asked
 
     def reserve_block(self, step: int, not_private: str) -> float:
         """Reserve the block of steps that `step` is in, from `step` on; return the epsilon of `epsilon_with`.

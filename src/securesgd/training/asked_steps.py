@@ -1,11 +1,11 @@
-"""What the steps of a loop of the user's own were asked, so that none is asked something else when it is run again."""
+"""What the steps of a run were asked and gave, so that none is asked something else when it is run again."""
 
-__all__ = ["AskedSteps", "asked_digest", "sums_digest"]
+__all__ = ["AskedSteps", "asked_digest", "noise_bound_to", "sums_digest"]
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from securesgd.clipping.losses import Loss
 from securesgd.errors import DamagedFileError, InvalidInputError
+from securesgd.runtime.processes import Processes
 from securesgd.runtime.randomness import Randomness
 from securesgd.runtime.storage import parse_json, read_bytes, write_all, write_whole
 from securesgd.training.batch import Batch
@@ -22,14 +23,14 @@ from securesgd.training.code_fingerprint import describe_code
 
 
 class AskedSteps:
-    """What the steps of a loop of the user's own were asked, and the clipped sums they gave, as a chain of digests.
+    """What the steps of a run were asked since its checkpoint, and the clipped sums they gave, as a chain of digests.
 
     Sample and noise of a step are functions of the run's key. With other sums under the same noise, the difference of
     two results would have no noise in it. So the noise of a step is bound to the chain (`randomness`), and a step that
     is run again after a crash must be asked the same and give the same sums, to the last bit: otherwise it would be a
     release that the ledger does not count. The sums count for what no look at the code of a loss can see: a table it
-    reads, a teacher, an attribute of the model, the weights that a projection has left. The digests are keyed with the
-    secret of the run: they tell a reader nothing.
+    reads, a teacher, an attribute of the model, a generator that nobody seeds, the weights that a projection has left,
+    another processor or library. The digests are keyed with the secret of the run: they tell a reader nothing.
 
     Binding alone is not enough: with other sums the noise would be other, too, but there would be two releases where
     the ledger has one. So the record of a step must be on disk before anybody sees its result. It need not be before
@@ -37,14 +38,29 @@ class AskedSteps:
     killed before `wait` returns has shown nothing, whether or not the record is there when the run is resumed.
     """
 
-    def __init__(self, path: Path, randomness: Randomness, step: int, chain: str) -> None:
-        """Go on with `chain`, that of the checkpoint after `step` steps. `path` need not exist."""
+    def __init__(self, path: Path, randomness: Randomness, step: int, chain: str, *, begun: bool) -> None:
+        """Go on with `chain`, that of the checkpoint after `step` steps; `begun` says that steps were reserved before.
+
+        Raises: DamagedFileError if the record is damaged, or missing after the first step, or of a later checkpoint.
+        """
         self._path, self._randomness, self.chain = path, randomness, chain
-        self._digests = {n: d for n, d in _stored(path).items() if int(n) >= step} if path.exists() else {}
+        if not begun and not path.exists():
+            write_whole(path, _line({}), mode=0o600)  # so that a run that has begun always has one
+        self._digests = {n: d for n, d in _stored(path).items() if int(n) >= step}
+        if self.steps != set(range(step, step + len(self._digests))):
+            raise DamagedFileError(
+                f"{path} does not begin with step {step + 1}, as the checkpoint does; valid: files of one moment, or "
+                "to finish the run as it is"
+            )
         self._file: int | None = None
         """Descriptor of the file, while it holds the digests of this object and no others."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="securesgd-asked")
         self._writing: Future[None] | None = None
+
+    @property
+    def steps(self) -> set[int]:
+        """The steps since the checkpoint that were asked something."""
+        return {int(number) for number in self._digests}
 
     def record(self, step: int, asked: str, *, wait: bool = False) -> str:
         """Begin to write what step `step` is asked and gives, and return the chain with it; end it, too, if `wait`.
@@ -58,7 +74,8 @@ class AskedSteps:
         if before not in (None, chain):
             raise InvalidInputError(
                 f"step {step + 1} was run before with other inputs, targets or another loss, or gave other sums, and "
-                "is paid for once; valid: the same ones with the same code, or finish() without another step"
+                "is paid for once; valid: the same with the same code, libraries and machine, or to finish the run as "
+                "it is"
             )
         self.chain = chain
         if before is None:
@@ -119,6 +136,11 @@ def _stored(path: Path) -> dict[str, str]:
     A last line that was cut off while it was written is left out: its step was not released.
     Raises: DamagedFileError for anything else.
     """
+    if not path.exists():
+        raise DamagedFileError(
+            f"{path} is missing, so that a step could be run again with another question; valid: to finish the run as "
+            "it is"
+        )
     digests: dict[str, str] = {}
     *whole, rest = read_bytes(path).split(b"\n")
     for number, line in enumerate([*whole, rest] if rest else whole):
@@ -132,6 +154,25 @@ def _stored(path: Path) -> dict[str, str]:
             raise DamagedFileError(f"{path} is damaged, so the run cannot be resumed; it was left untouched")
         digests |= entry
     return digests
+
+
+def noise_bound_to(
+    record: "AskedSteps | None", randomness: Randomness, processes: Processes, step: int, asked: str
+) -> "Callable[[Sequence[Tensor]], Randomness]":
+    """Return a function of clipped sums that records them with what `step` is asked, and returns noise bound to both.
+
+    `record` is there on rank 0. Other ranks wait for nothing afterwards, so with more than one the record is on disk
+    before the function returns.
+    """
+
+    def of_sums(sums: Sequence[Tensor]) -> Randomness:
+        def begin() -> str:
+            assert record is not None
+            return record.record(step, f"{asked} {sums_digest(sums)}", wait=processes.count > 1)
+
+        return randomness.bound_to(processes.on_first(begin))
+
+    return of_sums
 
 
 def asked_digest(batch: Batch, loss: Loss) -> str:

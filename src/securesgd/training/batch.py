@@ -1,7 +1,10 @@
-"""The examples of one step, as a loop of the user's own gets them."""
+"""The examples of one step, as a loop of the user's own gets them, and calls that use a batch once."""
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "OneAtATime"]
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 
@@ -55,3 +58,32 @@ class Batch:
     def belongs_to(self, owner: object) -> bool:
         """Return whether this batch is of that training."""
         return self._owner is owner
+
+
+class OneAtATime:
+    """Lets one call in at a time: of several threads, and of a loss that calls what it is called by.
+
+    Another one is refused: a step on the sample of another would be no Poisson-sampled one, with noise of its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._in_step = threading.RLock(), False
+
+    @contextmanager
+    def call(self, what: str, *, wait: bool = False, is_step: bool = False) -> Iterator[None]:
+        """Keep all others out within the context; with `wait`, another thread's call is waited for first.
+
+        Raises: InvalidInputError if another thread's call lasts, or a step of this thread.
+        """
+        if not self._lock.acquire(blocking=wait):
+            raise InvalidInputError(f"{what} was called while another thread takes a step; valid: one after the other")
+        try:
+            if self._in_step:
+                raise InvalidInputError(f"{what} was called within a step; valid: after it")
+            self._in_step = is_step
+            try:
+                yield
+            finally:
+                self._in_step = False
+        finally:
+            self._lock.release()

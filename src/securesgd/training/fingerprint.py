@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from securesgd.clipping.engine import Loss
+from securesgd.clipping.engine import ARITHMETIC, Loss
+from securesgd.runtime.machine import processor
 from securesgd.runtime.randomness import MOST_BY_WORD
 from securesgd.training.code_fingerprint import describe_code, describe_module
 from securesgd.training.one_off_release import OneOffRelease
@@ -50,9 +51,10 @@ class ResumeFingerprint:
         return next(self.model.parameters()).device.type
 
     def machine(self) -> dict[str, Any]:
-        """Return what decides the last bits of a sum, for the checkpoint: kind of device, instructions and threads."""
-        instructions = torch.backends.cpu.get_cpu_capability()
-        return {"device": self.device, "instructions": instructions, "threads": torch.get_num_threads()}
+        """Return what decides the last bits of a sum, for the checkpoint: device, processor, threads and arithmetic."""
+        arithmetic = f"arithmetic {ARITHMETIC} on torch {torch.__version__}"
+        threads = torch.get_num_threads()
+        return {"device": self.device, "processor": processor(), "threads": threads, "arithmetic": arithmetic}
 
     def digest(self, noise_multiplier: float, *, by_process: bool = True) -> str:
         """Return a digest by which a resumed run is compared with the one that was started.

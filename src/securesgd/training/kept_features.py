@@ -7,6 +7,7 @@ fresh for every example and copy, but not for every step. Certificates do not de
 
 __all__ = ["KeptFeatures", "trained_examples", "trained_network"]
 
+import secrets
 import tempfile
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from securesgd.clipping.losses import Loss
 from securesgd.errors import InvalidInputError
 from securesgd.models.front_end import FeatureNetwork
+from securesgd.runtime.random_state import RandomState
 from securesgd.runtime.randomness import Randomness
 from securesgd.training.augmentation import augmented_copies
 from securesgd.training.examples import Examples
@@ -57,8 +59,8 @@ class KeptFeatures:
     Guarantee: what is kept of an example is a function of that example, of public settings and of secret random numbers
     drawn for its place: DP-SGD on it is DP-SGD on the examples. The file has no name, so that it is gone when the
     process ends, however it ends; a resumed run computes the same again.
-    Assumes: front end and noise treat examples one by one (which is tried: `require_separate`), and do not change in
-    training.
+    Assumes: front end and noise treat examples one by one, which is tried on made-up ones before and after, and on
+    examples of the data in one place by chance; and they do not change in training.
     Raises: InvalidInputError if the front end is seen to mix examples.
     """
 
@@ -72,18 +74,25 @@ class KeptFeatures:
     ) -> None:
         device, copies, targets = next(network.parameters()).device, settings.copies, []
         with torch.random.fork_rng():
-            network.require_separate(tuple(examples.batch(np.arange(1))[0].shape[1:]))
+            shape = tuple(examples.batch(np.arange(1))[0].shape[1:])
+            network.require_separate(shape)
+        blocks = range(0, len(examples), _AT_ONCE)
+        tried = secrets.choice(blocks)
         with torch.random.fork_rng(), torch.no_grad(), tempfile.TemporaryFile(dir=folder) as file:
-            for start in range(0, len(examples), _AT_ONCE):
+            for start in blocks:
+                randomness.seed_model(start, "features")  # for examples that are random themselves, too
                 inputs, labels = examples.batch(np.arange(start, min(start + _AT_ONCE, len(examples))))
-                randomness.seed_model(start, "features")
                 rows = augmented_copies(inputs.to(device), copies, settings.augmentation).flatten(0, 1)
+                before = RandomState.capture(network)
                 features = network.features(rows)
-                shape = (len(inputs), copies, *features.shape[1:])
-                file.write(features.half().cpu().reshape(shape).numpy().tobytes())
+                if start == tried:
+                    network.require_same_features(rows, features, before)
+                kept = features.half().cpu().reshape(len(inputs), copies, *features.shape[1:])
+                file.write(kept.numpy().tobytes())
                 targets.append(labels)
+            network.require_separate(shape)
             file.flush()
-            self._features = np.memmap(file, dtype=np.float16, mode="r", shape=(len(examples), *shape[1:]))
+            self._features = np.memmap(file, dtype=np.float16, mode="r", shape=(len(examples), *kept.shape[1:]))
         self._targets = torch.cat(targets)
 
     def __len__(self) -> int:

@@ -49,7 +49,8 @@ def train(
     by the clock, say. If released weights decide it, the epsilon of all `steps` is what holds; a decision by
     `StepReport.loss` or `batch_size` is not covered at all. A run is resumed with the same code of model, loss,
     optimizer, scheduler and `project` (`ResumeFingerprint` checks what Python shows of it), with as many processes, and
-    on a GPU with torch's deterministic algorithms; another kind of device or processor is refused.
+    on a GPU with torch's deterministic algorithms; another kind of device, processor or version of torch is refused,
+    and so is a step that gives other clipped sums when it is run again (`AskedSteps`).
     Raises: PrivacyError if the steps do not fit the target; InvalidInputError for bad settings, data, optimizer, a
     folder in use, a model that this process has trained on these data before, or an `on_step` that changes the model;
     DamagedFileError for a broken run folder. Nothing existing is overwritten. Data are checked before the run

@@ -5,12 +5,12 @@ __all__ = ["PrivateTraining"]
 import os
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,8 @@ from securesgd.runtime.randomness import Randomness
 from securesgd.runtime.run_folder import RunFolder
 from securesgd.runtime.tensors import Checkpoint
 from securesgd.training.accounted_run import AccountedRun
-from securesgd.training.asked_steps import AskedSteps, asked_digest, sums_digest
-from securesgd.training.batch import Batch
+from securesgd.training.asked_steps import AskedSteps, asked_digest, noise_bound_to
+from securesgd.training.batch import Batch, OneAtATime
 from securesgd.training.examples import StoredExamples, as_examples, check_examples, check_loss, data_digest
 from securesgd.training.fingerprint import ResumeFingerprint
 from securesgd.training.interrupt import StopSignals, TrainingInterrupted
@@ -47,10 +47,10 @@ from securesgd.training.trained_weights import note_training, open_training, rem
 class PrivateTraining:
     """A run of DP-SGD whose loop is the caller's: `for batch in t.batches(): t.step(batch, loss)`, then `t.finish()`.
 
-    Guarantee and assumptions are those of `training.loop.train`, which is such a loop. With `loss` None, `step` gets a
-    loss each time and the batches may be altered (`Batch.replace`); what a step was asked and gave is then recorded,
-    and one that is run again after a crash is refused if that is something else. In such a loop nothing but `step` may
-    change the model, its optimizer or its scheduler.
+    Guarantee and assumptions are those of `training.loop.train`, which is such a loop. What a step was asked and gave
+    is recorded (but in a fixed loop with a `noise_seed`, which guarantees nothing), and one that is run again after a
+    crash is refused if that is something else. With `loss` None, `step` gets a loss each time and the batches may be
+    altered (`Batch.replace`); in such a loop nothing but `step` may change the model, its optimizer or its scheduler.
     Raises: as `train`; InvalidInputError also for misuse of the object.
     """
 
@@ -91,8 +91,10 @@ class PrivateTraining:
         self._epsilon: float | None = None
         self._snapshot: Snapshot | None = None
         self._asked: AskedSteps | None = None
-        """On rank 0, if the loop is the caller's."""
+        """On rank 0, if steps are recorded."""
         self._own_loop, self._loss_checked = loss is None, loss is not None
+        self._is_recorded = self._own_loop or (settings.private and settings.noise_seed is None)
+        self._calls = OneAtATime()
         is_labelled = loss is per_example_cross_entropy or isinstance(model, IntervalNetwork)
         check_examples(self._examples, model, labelled=is_labelled)
         if loss is not None:
@@ -136,7 +138,8 @@ class PrivateTraining:
 
         self._cleanup.enter_context(open_training(self.model, self._files.path))
         self._randomness, begin, self._reports, self._paid = processes.on_first(open_run)
-        self._cleanup.enter_context(compute_threads(int(begin.record.get("threads", torch.get_num_threads()))))
+        self._threads = int(begin.record.get("threads", torch.get_num_threads()))
+        self._cleanup.enter_context(compute_threads(self._threads))
         state.load(begin.tensors, begin.record)
         loss = self._loss or per_example_cross_entropy
         rate, noise = float(begin.record["sampling_rate"]), float(begin.record["noise_multiplier"])
@@ -150,12 +153,11 @@ class PrivateTraining:
                 f"{self._files.path} has no step in its checkpoint yet, so nothing to finish; resume it"
             )
         self._last = state.step if self._is_finish else settings.steps
+        if self._is_recorded and self._run is not None and not self._is_finish:
+            self._asked = self._run.asked_steps(state.step)
+            self._cleanup.callback(self._asked.close)
+            self._step = replace(self._step, recorded=self._asked.wait)
         if self._own_loop:
-            chain = str(begin.record.get("asked", ""))
-            if processes.is_first and not self._is_finish:
-                self._asked = AskedSteps(self._files.asked, self._randomness, state.step, chain)
-                self._cleanup.callback(self._asked.close)
-                self._step = replace(self._step, recorded=self._asked.wait)
             self._snapshot = state.snapshot()
 
     @property
@@ -195,14 +197,16 @@ class PrivateTraining:
         are the same when a step is run again; afterwards it is as before.
         Raises: InvalidInputError for a second loop within the first, or if a batch was left out.
         """
-        if self._iterating:
-            raise InvalidInputError("batches() is in use by another loop; valid: one loop at a time")
-        self._iterating = True
+        with self._calls.call("batches()"):
+            if self._iterating:
+                raise InvalidInputError("batches() is in use by another loop; valid: one loop at a time")
+            self._iterating = True
         try:
             with torch.random.fork_rng():
                 while self._result is None and self.step_number < self._last and not self._stopped:
-                    self._require_open()
-                    batch = self._batch = self._draw()
+                    with self._calls.call("batches()"):
+                        self._require_open()
+                        batch = self._batch = self._draw()
                     yield batch
                     if self._batch is not None and self._result is None:
                         raise InvalidInputError(
@@ -231,25 +235,28 @@ class PrivateTraining:
         if the model or its optimizer were changed since the last step. After any other error, and TrainingInterrupted,
         the training is closed, and the run can be resumed.
         """
-        self._require_open()
         if not isinstance(batch, Batch) or not batch.belongs_to(self):
+            self._require_open()
             raise InvalidInputError(f"step() got a {type(batch).__name__} that is not of this training's batches()")
-        if self._batch is None or batch.step != self._batch.step:
-            raise InvalidInputError(
-                f"the batch of step {batch.step + 1} was used before; valid: the last one of batches(), once"
-            )
-        batch.require_rows(self._rows)
-        if loss is not None and not self._own_loop:
-            raise InvalidInputError("the loss was given at the start of the training; valid: step(batch)")
-        chosen = self._loss or loss_of_step(self.model, loss)
-        self._require_unchanged()
-        self._batch = None  # used from here on: not again by a loss that calls step(), nor by another thread
-        try:
-            with self.signals, torch.random.fork_rng(enabled=self._own_loop):
-                return self._take_step(batch, chosen)
-        except BaseException:
-            self.close()
-            raise
+        with self._calls.call("step()", is_step=True):
+            self._require_open()
+            if self._batch is None or not batch.step == self._batch.step == self._state.step:
+                raise InvalidInputError(
+                    f"the batch of step {batch.step + 1} was used before; valid: the last one of batches(), once"
+                )
+            batch.require_rows(self._rows)
+            if loss is not None and not self._own_loop:
+                raise InvalidInputError("the loss was given at the start of the training; valid: step(batch)")
+            chosen = self._loss or loss_of_step(self.model, loss)
+            if self._snapshot is not None:
+                self._state.require_unchanged_since(self._snapshot)
+            self._batch = None
+            try:
+                with self.signals, compute_threads(self._threads), torch.random.fork_rng(enabled=self._own_loop):
+                    return self._take_step(batch, chosen)
+            except BaseException:
+                self._finalizer()
+                raise
 
     def _take_step(self, batch: Batch, loss: Loss) -> StepReport:
         model, state, settings, processes = self.model, self._state, self.settings, self._processes
@@ -262,7 +269,10 @@ class PrivateTraining:
         if self._one_off_release is not None and state.step == self._one_off_release.step:
             self._pay(lambda run: run.record_one_off_release(state.step))
             self._one_off_release.run(model, self._examples, self._randomness, processes)
-        step = replace(self._step, noise_of=partial(self._noise_of, batch, loss)) if self._own_loop else self._step
+        step = self._step
+        if self._is_recorded:  # the batch and the loss of a fixed loop are what fingerprint and key say
+            asked = " ".join(processes.gather(asked_digest(batch, loss))) if self._own_loop else ""
+            step = replace(step, noise_of=noise_bound_to(self._asked, self._randomness, processes, batch.step, asked))
         if self._rng is not None:
             self._rng.restore()
         gradients, mean_loss = step.gradient_of(batch.inputs, batch.targets, state.step, loss)
@@ -316,17 +326,6 @@ class PrivateTraining:
 
         self._epsilon, self._paid = self._processes.on_first(pay)
 
-    def _noise_of(self, batch: Batch, loss: Loss, sums: Sequence[Tensor]) -> Randomness:
-        """Begin to write what the step is asked and gave, and return the randomness that is bound to both."""
-        asked = " ".join(self._processes.gather(asked_digest(batch, loss)))
-
-        def record() -> str:
-            assert self._asked is not None
-            # other ranks wait for nothing afterwards
-            return self._asked.record(batch.step, f"{asked} {sums_digest(sums)}", wait=self._processes.count > 1)
-
-        return self._randomness.bound_to(self._processes.on_first(record))
-
     def _require_open(self) -> None:
         if os.getpid() != self._process:
             raise InvalidInputError(
@@ -339,19 +338,6 @@ class PrivateTraining:
             raise InvalidInputError(
                 f"this training of {self._files.path} was closed or stopped by an error; valid: resume=True"
             )
-
-    def _require_unchanged(self) -> None:
-        """Return if nothing but the run itself has changed model and optimizer since the last step.
-
-        Raises: InvalidInputError: resumed, the run would not have the change, and use the same noise without it.
-        """
-        if not self._own_loop:
-            return
-        self._state.require_same_parameters()
-        changed = None if self._snapshot is None else self._state.changed_since(self._snapshot)
-        if changed is not None:
-            valid = "only step() changes model, optimizer and scheduler (project= may move the weights after each step)"
-            raise InvalidInputError(f"{changed} was changed between two steps; valid: {valid}")
 
     def _stops(self, report: StepReport) -> bool:
         """Call `on_step` and return whether it ends the run. An interruption in it is one after the step."""
@@ -368,6 +354,10 @@ class PrivateTraining:
         The ledger counts all steps that were reserved, up to a block more than ran; secret and checkpoint are removed.
         Raises: InvalidInputError if no step was run, the model was changed since the last one, or it was called before.
         """
+        with self._calls.call("finish()"):
+            return self._finish()
+
+    def _finish(self) -> TrainingResult:
         if self._ended:
             raise InvalidInputError("finish() was called before; valid: once")
         if self._result is None:
@@ -375,7 +365,8 @@ class PrivateTraining:
             state = self._state
             if state.step == 0:
                 raise InvalidInputError("no step was run yet, so there is nothing to finish; valid: step() first")
-            self._require_unchanged()
+            if self._snapshot is not None:
+                state.require_unchanged_since(self._snapshot)
             try:
                 state.require_finite()
                 state.use_average()
@@ -396,5 +387,12 @@ class PrivateTraining:
         return self._result
 
     def close(self) -> None:
-        """End this training without finishing the run, which can be resumed; harmless if it has ended."""
-        self._finalizer()
+        """End this training without finishing the run, which can be resumed; harmless if it has ended.
+
+        A step that another thread is taking is waited for.
+        """
+        with self._calls.call("close()", wait=True):
+            self._finalizer()
+
+    def __reduce_ex__(self, protocol: Any) -> Never:
+        raise InvalidInputError("a training cannot be copied or pickled: two would use the same noise; valid: one")

@@ -82,14 +82,32 @@ class TrainingState:
         return answer
 
     def snapshot(self) -> "Snapshot":
-        """Return the weights, buffers and numbers of the optimizer as they are now, for `changed_since`."""
-        return Snapshot(weights(self.model), self.optimizer.record())
+        """Return the weights, buffers and the optimizer's state as they are now, for `changed_since`."""
+        return Snapshot({name: t.detach().clone() for name, t in self._tensors().items()}, self.optimizer.record())
 
     def changed_since(self, before: "Snapshot") -> str | None:
-        """Return the name of a weight or buffer that has changed, or "the optimizer"; None if nothing has."""
-        after = self.model.state_dict()
-        changed = [name for name, value in before.tensors.items() if not _same(value, after.get(name))]
+        """Return the name of a weight, buffer or state of the optimizer that has changed, or "the optimizer", or None.
+
+        Buffers that are not saved count, too: the private data could be carried in them from one step to the next.
+        """
+        after = self._tensors()
+        names = before.tensors.keys() | after.keys()
+        changed = sorted(name for name in names if not _same(before.tensors.get(name), after.get(name)))
         return changed[0] if changed else None if self.optimizer.record() == before.numbers else "the optimizer"
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return self.model.state_dict() | dict(self.model.named_buffers()) | self.optimizer.tensors()
+
+    def require_unchanged_since(self, before: "Snapshot") -> None:
+        """Return if nothing but the run itself has changed model and optimizer since the last step.
+
+        Raises: InvalidInputError: resumed, the run would not have the change, and the ledger does not know it.
+        """
+        self.require_same_parameters()
+        changed = self.changed_since(before)
+        if changed is not None:
+            valid = "only step() changes model, optimizer and scheduler (project= may move the weights after each step)"
+            raise InvalidInputError(f"{changed} was changed between two steps; valid: {valid}")
 
     def require_same_parameters(self) -> None:
         """Return if model and optimizer have the parameters that they had at the start, and train the same.
@@ -182,6 +200,11 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
-def _same(a: Tensor, b: Tensor | None) -> bool:
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
     """Return whether two tensors have the same values, NaN where the other has it."""
-    return b is not None and a.shape == b.shape and (torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num()))
+    return (
+        a is not None
+        and b is not None
+        and a.shape == b.shape
+        and (torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num()))
+    )

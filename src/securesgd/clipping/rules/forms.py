@@ -36,7 +36,7 @@ __all__ = [
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -297,6 +297,9 @@ class LayerCall:
     scratch: Scratch
     synthetic: bool = False  # the rows are not data: only then may their values decide how the model is run
     statistics: tuple[Tensor, Tensor] | None = None  # of a `GroupNorm`: see `group_statistics`
+    buffers: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # of a module that is run again, as they were before the call
 
     @property
     def input(self) -> Tensor:

@@ -24,7 +24,9 @@ def generic_gradients(call: LayerCall) -> dict[str, ExampleGradient]:
     """
     trainable = {n: p.detach() for n, p in call.module.named_parameters() if n in call.wanted}
     constant = {n: p.detach() for n, p in call.module.named_parameters() if n not in call.wanted}
-    constant |= {n: b.detach().clone() for n, b in call.module.named_buffers()}
+    constant |= {
+        n: b.clone() for n, b in call.buffers.items()
+    }  # the pass may have moved them: those of a spectral norm
 
     def one_row(inputs: tuple[Any, ...], g: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         def output(parameters: dict[str, Tensor]) -> Tensor:
