@@ -1,6 +1,14 @@
 """The machine a run uses: precision of sums, memory the allocator keeps, and the versions a result was made with."""
 
-__all__ = ["compute_threads", "environment", "keep_memory", "require_full_precision", "torch_device"]
+__all__ = [
+    "PRECISIONS",
+    "Precision",
+    "compute_threads",
+    "environment",
+    "keep_memory",
+    "require_full_precision",
+    "torch_device",
+]
 
 import ctypes
 import importlib.metadata
@@ -12,13 +20,16 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from securesgd.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import torch
 
+Precision = Literal["float32", "bfloat16"]
+"""Of the passes through a model in training. float32 leaves the types of the model as they are."""
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 _PRECISION_SETTINGS = {  # by kind of device; those that a version of torch lacks count as not set
     "cpu": ("fp32_precision", "mkldnn.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.matmul.fp32_precision"),
     "cuda": ("fp32_precision", "cuda.matmul.fp32_precision", "cudnn.fp32_precision", "cudnn.conv.fp32_precision"),
