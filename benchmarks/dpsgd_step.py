@@ -1,23 +1,28 @@
-"""One training step: plain SGD, our clipping engine, Opacus ghost clipping, Opacus hooks; interval bounds if asked for.
+"""One training step: plain SGD, our clipping engine, Opacus ghost clipping, Opacus hooks; others if asked for.
 
 Every contender does the same work: forward, backward, per-example clipping and noise where private, optimizer step.
+`gradient` and `clipped-sum` are the forward and backward pass of the first two alone, `ibp` and `dp-ibp` steps with
+interval bounds, `compiled-…` those of a module given to torch.compile, `jax-…` steps of another Python (`jax_step.py`).
 Each runs in its own process, so that its peak memory is its own; the processes take turns, so that a noisy machine
 slows all of them alike. A turn is some steps in a row, as in training; the first, which finds the caches full of
 others' data, is not timed. Prints one JSON row per network, batch size and contender:
 
     python benchmarks/dpsgd_step.py --nets mnist --batches 128 --repeats 10
     python benchmarks/dpsgd_step.py --nets mnist cifar resnet transformer --batches 128 --threads 1
+    python benchmarks/dpsgd_step.py --nets mnist --contenders sgd gradient clipped-sum --threads 1
     python benchmarks/dpsgd_step.py --nets interval --batches 256 --contenders ibp dp-ibp
+    python benchmarks/dpsgd_step.py --nets mnist --contenders sgd ours jax-loop --jax-python FOLDER/bin/python
 
 median_ms and spread_ms (distance between the quartiles) are over `n` turns of `steps_per_turn` timed steps each, after
 `warmup` turns;
-ratio_to_sgd is the median over turns of this contender's time divided by plain SGD's in the same turn, ratio_to_ibp by
-that of a step with interval bounds and without privacy;
-cpu_ms and cpu_ratio_to_… are the same in processor seconds, which other work on the machine moves less; with one thread
-they are what an idle machine would take. load is the machine's average load at the end.
+ratio_to_sgd is the median over turns of this contender's time divided by plain SGD's in the same turn, ratio_to_… by
+that of another contender without privacy;
+cpu_ms, cpu_spread_ms and cpu_ratio_to_… are the same in processor seconds, which other work on the machine moves less;
+with one thread they are about what an idle machine would take. load is the machine's average load at the end.
 peak_rss_mb is the most memory the process ever held, interpreter and libraries included (start_rss_mb before the
 first step). Plain SGD runs in both memory formats first and keeps the faster one. Opacus gets its own layers in the
-place of attention and LSTM; where it cannot run a network, its row says so (`failed`) and has no times.
+place of attention and LSTM; where it cannot run a network, its row says so (`failed`) and has no times. So do rows of
+jax where the other Python does not have it.
 """
 
 import argparse
@@ -30,7 +35,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 NETS = {
@@ -42,12 +47,22 @@ NETS = {
     "transformer": ("transformer", (64,)),  # words
     "lstm": ("lstm", (64,)),
 }
-CONTENDERS = ("sgd", "ours", "opacus-ghost", "opacus-hooks", "ibp", "dp-ibp")
+JAX = ("jax-sgd", "jax-vmap", "jax-loop", "jax-privacy")
+COMPILED = ("compiled-sgd", "compiled-ours")
+CONTENDERS = (
+    "sgd", "ours", "opacus-ghost", "opacus-hooks", "gradient", "clipped-sum", "ibp", "dp-ibp", *COMPILED, *JAX,
+)  # fmt: skip
+BASES = ("sgd", "gradient", "ibp", "jax-sgd")
 NOISE_MULTIPLIER, MAX_GRAD_NORM, LEARNING_RATE = 1.0, 1.0, 0.05
 
 
 def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
     """Return a function that does one training step on fixed random data."""
+    if contender in JAX:
+        from jax_step import make_jax_step
+
+        return make_jax_step(contender, net, batch)
+
     import torch
     from step_networks import NETWORKS
     from torch import nn
@@ -71,17 +86,20 @@ def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
     def optimizer_of(model: nn.Module) -> torch.optim.SGD:
         return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
-    if contender == "sgd":
+    if contender in ("sgd", "gradient", "compiled-sgd"):
 
         def formatted(memory_format: torch.memory_format) -> Callable[[], None]:
             net = fresh().to(memory_format=memory_format)
+            if contender == "compiled-sgd":
+                net = torch.compile(net)
             images = inputs if is_text else inputs.contiguous(memory_format=memory_format)
             optimizer = optimizer_of(net)
 
             def step() -> None:
                 optimizer.zero_grad()
                 functional.cross_entropy(net(images), targets).backward()
-                optimizer.step()
+                if contender != "gradient":
+                    optimizer.step()
 
             return step
 
@@ -105,11 +123,13 @@ def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
 
         return ibp
 
-    if contender in ("ours", "dp-ibp"):
+    if contender in ("ours", "clipped-sum", "compiled-ours", "dp-ibp"):
         from securesgd.clipping.engine import ClippingEngine
         from securesgd.runtime.grid_release import GridRelease
         from securesgd.runtime.randomness import Randomness
 
+        if contender == "compiled-ours":
+            model = torch.compile(model)
         engine = ClippingEngine(model, max_grad_norm=MAX_GRAD_NORM)
         optimizer, randomness, turn = optimizer_of(model), Randomness.secret(), itertools.count()
         size = sum(p.numel() for p in model.parameters())
@@ -117,6 +137,8 @@ def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
 
         def ours() -> None:
             result = engine.clipped_sum(inputs, targets, loss)
+            if contender == "clipped-sum":
+                return
             noise = randomness.stream("noise", next(turn))
             released = release.release([*result.gradients.values()], noise, divisor=batch)
             for parameter, gradient in zip(model.parameters(), released, strict=True):
@@ -169,25 +191,28 @@ def rss_mb(peak: bool) -> float:
 def serve(contender: str, net: str, batch: int, threads: int) -> None:
     """Run one contender: a turn of as many steps as each line on standard input says.
 
-    On standard output, seconds and processor seconds per step.
+    On standard output, the versions used, then seconds and processor seconds per step.
     """
     import warnings
 
-    import torch
-
     warnings.filterwarnings("ignore")
-    torch.set_num_threads(threads)
-    torch.rand(8, 8) @ torch.rand(8, 8)
-    start = rss_mb(peak=False)
-    step = make_step(contender, net, batch)
+    packages = ("jax", "jaxlib", "jax-privacy") if contender in JAX else ("securesgd", "torch", "opacus")
+    start = 0.0
     try:
+        if contender not in JAX:
+            import torch
+
+            torch.set_num_threads(threads)
+            torch.rand(8, 8) @ torch.rand(8, 8)
+        start = rss_mb(peak=False)
+        step = make_step(contender, net, batch)
         step()
-    except (NotImplementedError, RuntimeError) as error:
-        if not contender.startswith("opacus"):
+    except (ImportError, NotImplementedError, RuntimeError) as error:
+        if not contender.startswith(("opacus", "jax")):
             raise
         print(json.dumps({"failed": str(error).splitlines()[0]}), flush=True)  # it has no rule for this network
         return
-    print("{}", flush=True)
+    print(json.dumps({"versions": {name: version_of(name) for name in packages}}), flush=True)
     for line in sys.stdin:
         if line.strip() == "end":
             break
@@ -198,8 +223,16 @@ def serve(contender: str, net: str, batch: int, threads: int) -> None:
     print(json.dumps({"peak_rss_mb": round(rss_mb(peak=True), 1), "start_rss_mb": round(start, 1)}), flush=True)
 
 
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def compete(
-    net: str, batch: int, contenders: list[str], repeats: int, warmup: int, threads: int, steps: int
+    net: str, batch: int, contenders: list[str], repeats: int, warmup: int, threads: int, steps: int, jax_python: str
 ) -> list[dict[str, Any]]:
     """Return one row per contender for one network and batch size."""
     # Without binding, the two threads of a small step may share one core and the timing is of the scheduler.
@@ -211,21 +244,16 @@ def compete(
         "MALLOC_MMAP_THRESHOLD_": str(2**30),
         "MALLOC_TRIM_THRESHOLD_": str(2**32),
     }
-    command = [
-        sys.executable,
-        __file__,
-        "--net",
-        net,
-        "--batch",
-        str(batch),
-        "--threads",
-        str(threads),
-        "--serve",
-    ]
+    if threads == 1:
+        environment["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    command = [__file__, "--net", net, "--batch", str(batch), "--threads", str(threads), "--serve"]
     processes = {
-        c: subprocess.Popen([*command, c], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        c: subprocess.Popen(
+            [jax_python if c in JAX else sys.executable, *command, c],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )
         for c in contenders
-    }
+    }  # fmt: skip
 
     def answer(contender: str, request: str | None) -> str:
         process = processes[contender]
@@ -240,8 +268,9 @@ def compete(
         return line
 
     started = {c: json.loads(answer(c, None)) for c in contenders}
-    rows = [{"net": net, "batch": batch, "contender": c, **failure} for c, failure in started.items() if failure]
-    contenders = [c for c in contenders if not started[c]]
+    failed = {c: first for c, first in started.items() if "failed" in first}
+    rows = [{"net": net, "batch": batch, "contender": c, **failure} for c, failure in failed.items()]
+    contenders = [c for c in contenders if c not in failed]
     seconds: dict[str, list[float]] = {c: [] for c in contenders}
     processor: dict[str, list[float]] = {c: [] for c in contenders}
     for turn in range(warmup + repeats):
@@ -253,12 +282,11 @@ def compete(
     for contender in contenders:
         memory = json.loads(answer(contender, "end"))
         processes[contender].wait()
-        times = seconds[contender]
-        quartiles = statistics.quantiles(times, n=4) if len(times) > 1 else [times[0]] * 3
+        times, used = seconds[contender], processor[contender]
         ratios = {
             f"{kind}ratio_to_{base}": round(median_ratio(values[contender], values[base]), 3)
             for kind, values in (("", seconds), ("cpu_", processor))
-            for base in ("sgd", "ibp")
+            for base in BASES
             if base in values
         }
         rows.append(
@@ -267,8 +295,9 @@ def compete(
                 "batch": batch,
                 "contender": contender,
                 "median_ms": round(statistics.median(times) * 1e3, 2),
-                "spread_ms": round((quartiles[2] - quartiles[0]) * 1e3, 2),
-                "cpu_ms": round(statistics.median(processor[contender]) * 1e3, 2),
+                "spread_ms": round(spread(times) * 1e3, 2),
+                "cpu_ms": round(statistics.median(used) * 1e3, 2),
+                "cpu_spread_ms": round(spread(used) * 1e3, 2),
                 **ratios,
                 **memory,
                 "n": repeats,
@@ -276,12 +305,16 @@ def compete(
                 "warmup": warmup,
                 "threads": threads,
                 "load": round(os.getloadavg()[0], 1),
-                "securesgd": version("securesgd"),
-                "torch": version("torch"),
-                "opacus": version("opacus"),
+                **started[contender]["versions"],
             }
         )
     return rows
+
+
+def spread(times: list[float]) -> float:
+    """Return the distance between the quartiles."""
+    quartiles = statistics.quantiles(times, n=4) if len(times) > 1 else [times[0]] * 3
+    return quartiles[2] - quartiles[0]
 
 
 def median_ratio(times: list[float], base: list[float]) -> float:
@@ -300,6 +333,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4, help="timed steps per turn, after one that is not timed")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jax-python", default=sys.executable, help="the Python that has jax, for contenders jax-…")
     parser.add_argument("--serve", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--net", help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
@@ -309,7 +343,7 @@ def main() -> None:
         return
     for net in options.nets:
         for batch in options.batches:
-            turns = options.repeats, options.warmup, options.threads, options.steps
+            turns = options.repeats, options.warmup, options.threads, options.steps, options.jax_python
             for row in compete(net, batch, options.contenders, *turns):
                 print(json.dumps(row), flush=True)
 

@@ -1,6 +1,6 @@
 """The program of docs/how-to/opacus.md twice, by Opacus and by this package: epsilon, accuracy and seconds per step.
 
-    python benchmarks/opacus_program.py [--steps 60] [--repeats 3] [--program digits|mnist]
+    python benchmarks/opacus_program.py [--steps 60] [--repeats 3] [--first-seed 0] [--program digits|mnist]
 
 Prints one JSON record. Both train the same network from the same weights with the same sampling rate, noise multiplier,
 clipping norm and optimizer on the digits; `mnist` is the same with the paper's MNIST network on MNIST at batch 256.
@@ -11,6 +11,7 @@ processor seconds, which other work on the machine moves less; both are ours ove
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -123,16 +124,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0, help="of the repeats, which have one seed each")
     parser.add_argument("--program", choices=sorted(BATCHES), default="digits")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    rows = [compare(options.steps, seed, options.program) for seed in range(options.repeats)]
+    seeds = range(options.first_seed, options.first_seed + options.repeats)
+    rows = [{"seed": seed} | compare(options.steps, seed, options.program) for seed in seeds]
 
     def ratio(kind: str) -> float:
         return statistics.median(row[kind]["securesgd"] / row[kind]["opacus"] for row in rows)
 
     versions = {name: version(name) for name in ("torch", "opacus", "securesgd")}
-    machine = {"threads": torch.get_num_threads(), "versions": versions, "n": len(rows)}
+    machine = {"threads": torch.get_num_threads(), "versions": versions, "n": len(rows), "load": os.getloadavg()[0]}
     ratios = {"time_ratio": ratio("seconds_per_step"), "cpu_ratio": ratio("cpu_seconds_per_step")}
     print(json.dumps({"program": options.program} | machine | {"steps": options.steps, "rows": rows} | ratios))
 

@@ -8,6 +8,12 @@ from securesgd.clipping.engine import ClippingEngine
 from securesgd.errors import InvalidInputError
 from tests.clipping.clipping_reference import cross_entropy, images, vectors
 
+
+def compiled_in_place(model: nn.Module) -> nn.Module:
+    model.compile()
+    return model
+
+
 REFUSED = {
     "batch norm": (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "'1' .BatchNorm1d.*GroupNorm"),
     "batch norm inside": (
@@ -25,6 +31,9 @@ REFUSED = {
     "old spectral norm": (
         lambda: nn.Sequential(torch.nn.utils.spectral_norm(nn.Linear(4, 4))), "parametrizations.spectral_norm"),
     "nothing to train": (lambda: nn.Sequential(nn.Linear(4, 4)).requires_grad_(False), "no trainable parameter"),
+    "compiled": (lambda: torch.compile(nn.Sequential(nn.Linear(4, 4))), "is compiled.*passed to torch.compile"),
+    "compiled inside": (lambda: nn.Sequential(torch.compile(nn.Linear(4, 4))), "'0' .*is compiled"),
+    "compiled in place": (lambda: compiled_in_place(nn.Sequential(nn.Linear(4, 4))), "'the model' .*is compiled"),
     "half precision": (lambda: nn.Linear(4, 4).to(torch.bfloat16), "float32 or float64"),
 }  # fmt: skip
 

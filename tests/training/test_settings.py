@@ -31,7 +31,7 @@ def test_every_setting_that_changes_a_released_number_changes_the_fingerprint():
         "max_grad_norm": 2.0, "sampling_rate": 0.1, "population": 100,
         "accountant": "pld", "noise_seed": 4, "learning_rate": 0.1, "optimizer": "adam", "momentum": 0.5,
         "schedule": "cosine", "warmup_steps": 1, "ema_decay": 0.5, "copies": 2, "micro_batch": 5,
-        "augmentation": "shift", "kept_copies": True,
+        "augmentation": "shift", "kept_copies": True, "precision": "bfloat16",
     }  # fmt: skip
     speed = {"block_steps": 7, "checkpoint_steps": 7}
     assert small_settings(block_steps=None).fingerprint(1.0) == small_settings(block_steps=50).fingerprint(1.0)

@@ -33,6 +33,7 @@ from securesgd.clipping.fast_path import FastPath
 from securesgd.clipping.losses import Loss, loss_code, per_example, row_losses, runs_model
 from securesgd.clipping.micro_batch import FEWEST, examples_at_once
 from securesgd.clipping.passes import Passes, replica
+from securesgd.clipping.precision import in_precision, validate_precision
 from securesgd.clipping.rules.embedding import embedding_gradients
 from securesgd.clipping.rules.forms import FastPathError, Scratch, rounding_slack
 from securesgd.clipping.rules.generic import generic_gradients
@@ -41,20 +42,14 @@ from securesgd.clipping.slow_path import clip_slow
 from securesgd.clipping.units import Unit, require_no_hooks, trainable_units
 from securesgd.clipping.validate_model import check_model, model_structure, same_structure
 from securesgd.errors import InvalidInputError
+from securesgd.runtime.machine import Precision
 from securesgd.runtime.random_state import BufferState, RandomState
 
 ARITHMETIC = 1  # raised by each change of the last bits of a sum: a run is resumed with that it was started with
 SMALLEST_NORM = 1e-10
 ERRORS = (
-    FastPathError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+    FastPathError, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 LARGEST_NORM = 1e30  # so that no sum of clipped gradients overflows
 Sums = tuple[dict[str, Tensor], Tensor, Tensor]
 """Clipped sums by parameter, squared norms and losses by example."""
@@ -105,16 +100,19 @@ class ClippingEngine:
 
     Raises:
         InvalidInputError: the model has a layer that mixes examples, or `max_grad_norm` is not from 1e-10 to 1e30.
+
+    `precision` "bfloat16" runs the model under autocast (`precision.py`): other gradients, with the same bound.
     """
 
-    def __init__(self, model: nn.Module, max_grad_norm: float) -> None:
+    def __init__(self, model: nn.Module, max_grad_norm: float, precision: Precision = "float32") -> None:
         if not SMALLEST_NORM <= max_grad_norm <= LARGEST_NORM:
             # Squares below 2^-126 vanish in single precision, and what is not measured is not clipped: rounding_slack.
             raise InvalidInputError(
                 f"max_grad_norm is {max_grad_norm}: it must be a number from {SMALLEST_NORM:g} to {LARGEST_NORM:g}"
             )
         check_model(model)
-        self.model = model
+        validate_precision(precision, model)
+        self.model, self.precision = model, precision
         self.max_grad_norm = float(max_grad_norm)
         self.slow_reason: str | None = None
         """Why the slow path is in use, or None while the fast path is."""
@@ -173,6 +171,8 @@ class ClippingEngine:
         if micro_batch is not None and micro_batch < 1:
             raise InvalidInputError(f"micro_batch is {micro_batch}: it must be at least 1, or None")
         check_model(self.model)
+        if self.precision != "float32" and runs_model(loss):
+            raise InvalidInputError("the loss runs the model itself; valid with it: precision = 'float32'")
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         example = next(iter(parameters.values()))
         inputs, targets = inputs.detach().to(example.device), targets.detach().to(example.device)
@@ -232,7 +232,8 @@ class ClippingEngine:
         model, before = replica(self.model), RandomState.capture(self.model, numpy_and_python=True)
         buffers = BufferState.capture(self.model)
         try:
-            return examples_at_once(lambda: row_losses(batch.loss, model, rows, targets), 2, model.parameters())
+            forward = in_precision(model, self.precision)
+            return examples_at_once(lambda: row_losses(batch.loss, forward, rows, targets), 2, model.parameters())
         except ERRORS:
             return None  # the model does not accept synthetic examples
         finally:
@@ -252,17 +253,15 @@ class ClippingEngine:
         """
         if len(batch) == 1:  # so that a model that remembers examples is seen before the first batch of two
             inputs, targets = batch.inputs, batch.targets
-            batch = replace(
-                batch,
-                inputs=torch.cat([inputs, torch.zeros_like(inputs)]),
-                targets=torch.cat([targets, targets]),
-            )
+            inputs, targets = torch.cat([inputs, torch.zeros_like(inputs)]), torch.cat([targets, targets])
+            batch = replace(batch, inputs=inputs, targets=targets)
         thorough, self._checked_call = self._checked_call == 0, self._calls
 
         def check(batch: Batch, synthetic: bool) -> Evidence | None:
             rows, targets = self._rows(batch)
             before = RandomState.capture(self.model, numpy_and_python=True)
-            passes = Passes(self.model, batch.parameters, rows, targets, batch.loss, batch.copies, before)
+            of_batch = self.model, batch.parameters, rows, targets, batch.loss, batch.copies
+            passes = Passes(*of_batch, before, self.precision)
             return check_separation(passes, thorough=thorough, synthetic=synthetic)
 
         try:
@@ -343,7 +342,7 @@ class ClippingEngine:
 
             def losses_of(x: Tensor, y: Tensor) -> Tensor:
                 buffers.restore()
-                return row_losses(batch.loss, self.model, x, y)
+                return row_losses(batch.loss, in_precision(self.model, self.precision), x, y)
 
             return clip_slow(losses_of, batch, self._clip_factors)
 
@@ -370,7 +369,8 @@ class ClippingEngine:
         self, path: FastPath, batch: Batch, rows: Tensor, targets: Tensor, evidence: Evidence | None
     ) -> Sums:
         """Return the result of `_clip_fast` from the calls that the hooks of `path` record."""
-        values = path.forward(self.model, rows, lambda outputs: batch.loss(outputs, targets))
+        forward = in_precision(self.model, self.precision)
+        values = path.forward(forward, rows, lambda outputs: batch.loss(outputs, targets))
         losses = values.detach().view(-1, batch.copies).mean(dim=1)
         names = path.names(rows)
         by_row = {call.unit.name for call in path.used if call.unit.by_row}
@@ -387,7 +387,7 @@ class ClippingEngine:
             raise FastPathError("a layer without a rule of its own could not be tried on synthetic examples")
         squares = path.squared_norms(values, rows)
         if evidence is not None:
-            path.check_sums(evidence.weights, evidence.gradients, squares)
+            path.check_sums(evidence.weights, evidence.gradients, squares, self.precision)
         return path.weighted_sums(self._clip_factors(squares, losses)), squares, losses
 
 

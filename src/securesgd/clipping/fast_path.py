@@ -13,14 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import CheckpointError
 
 from securesgd.clipping.hooks import Call, LayerHooks, parameter_uses
+from securesgd.clipping.precision import in_full
 from securesgd.clipping.rules.forms import ExampleGradient, FastPathError, Kept, LayerCall, Scratch
 from securesgd.clipping.units import Unit
 from securesgd.errors import InvalidInputError
+from securesgd.runtime.machine import Precision
+
+_IN_BFLOAT16 = 0.05  # of a gradient by autograd in bfloat16 (8 bits), relative to that of the sum's terms
 
 
 @dataclass(slots=True)
@@ -43,7 +47,7 @@ class FastPath:
     _gradients: list[tuple[str, ExampleGradient]] = field(default_factory=list)
     _shared: dict[str, Tensor] = field(default_factory=dict)
 
-    def forward(self, model: nn.Module, rows: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(self, model: Callable[[Tensor], Tensor], rows: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the losses of all rows; hooks record the calls of all units.
 
         Raises:
@@ -94,7 +98,9 @@ class FastPath:
                 raise FastPathError(f"rows of module {self._mixed!r} do not belong to the examples in order")
 
     @torch.no_grad()
-    def check_sums(self, weights: Tensor, expected: dict[str, Tensor], squares: Tensor) -> None:
+    def check_sums(
+        self, weights: Tensor, expected: dict[str, Tensor], squares: Tensor, precision: Precision = "float32"
+    ) -> None:
         """Return if sum_i weights[i] · gradient_i is what an ordinary backward pass gave for it, up to rounding.
 
         The weights are random, so that gradients which belong to other examples, or are not those of the model (a hook
@@ -112,6 +118,7 @@ class FastPath:
             a, b = sums.get(name), expected.get(name)
             gap = (a if b is None else b if a is None else a - b).norm().item()  # type: ignore[union-attr]
             tolerance = 1e-9 if next(iter(expected.values())).dtype == torch.float64 else 1e-4
+            tolerance = tolerance if precision == "float32" else _IN_BFLOAT16
             if not gap <= tolerance * scale:
                 raise FastPathError(
                     f"the gradient of {name!r} is not that of an ordinary backward pass (off by {gap:.3g})"
@@ -182,18 +189,20 @@ class FastPath:
         self._received += 1
         names = call.unit.parameters
         keep = frozenset(own for own, name in names.items() if self._uses[name] > 1)
+        dtype = call.unit.module.get_parameter(next(iter(names))).dtype
+        is_short = output_gradient.dtype != dtype
         layer_call = LayerCall(
             module=call.unit.module,
-            inputs=tuple(x.detach() for x in call.unchanged_inputs()),
+            inputs=tuple(in_full(x.detach(), dtype) for x in call.unchanged_inputs()),
             output=call.output,
-            output_gradient=output_gradient,
+            output_gradient=in_full(output_gradient, dtype),
             examples=self.examples,
             copies=self.copies,
             wanted=frozenset(names),
             keep=keep,
             scratch=self.scratch[call.unit.name],
             synthetic=self.synthetic,
-            statistics=call.statistics,
+            statistics=None if is_short else call.statistics,  # those of bfloat16 numbers are rounded
             buffers=call.buffers,
         )
         try:

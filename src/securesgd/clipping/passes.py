@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from securesgd.clipping.losses import Loss, row_losses
+from securesgd.clipping.precision import in_precision
 from securesgd.errors import InvalidInputError
+from securesgd.runtime.machine import Precision
 from securesgd.runtime.random_state import RandomState
 
 
@@ -45,6 +47,7 @@ class Passes:
     loss: Loss
     copies: int
     before: RandomState
+    precision: Precision = "float32"
     _values: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -78,7 +81,8 @@ class Passes:
         state = RandomState.capture(model, numpy_and_python=True)
         mode = _ConstantRandomness() if constant_randomness else None
         with mode or nullcontext(), torch.enable_grad():
-            losses = row_losses(self.loss, model, take_rows(self.rows, numbers), self.targets[numbers])
+            forward = in_precision(model, self.precision)
+            losses = row_losses(self.loss, forward, take_rows(self.rows, numbers), self.targets[numbers])
             gradients = [self._gradient(losses, w) for w in weights]
         draws = not state.is_unchanged()
         state.restore()

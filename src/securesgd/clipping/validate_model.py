@@ -72,6 +72,8 @@ def same_structure(a: list[Any], b: list[Any]) -> bool:
 
 
 def _objection(module: nn.Module) -> str | None:
+    if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+        return "is compiled: clipping has to see its layers; give the module that was passed to torch.compile"
     if isinstance(module, _BatchNorm | nn.SyncBatchNorm):
         return "mixes the examples of a batch: use GroupNorm"
     if isinstance(module, _InstanceNorm) and module.track_running_stats:

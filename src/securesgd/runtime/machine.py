@@ -1,6 +1,15 @@
 """The machine a run uses: precision of sums, memory the allocator keeps, and the versions a result was made with."""
 
-__all__ = ["compute_threads", "environment", "keep_memory", "processor", "require_full_precision", "torch_device"]
+__all__ = [
+    "PRECISIONS",
+    "Precision",
+    "compute_threads",
+    "environment",
+    "keep_memory",
+    "processor",
+    "require_full_precision",
+    "torch_device",
+]
 
 import ctypes
 import hashlib
@@ -13,7 +22,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from securesgd.errors import InvalidInputError
 
@@ -24,6 +33,9 @@ _KERNEL_VARIABLES = (
     "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
     "MKL_DEBUG_CPU_TYPE",
 )  # fmt: skip
+Precision = Literal["float32", "bfloat16"]
+"""Of the passes through a model in training. float32 leaves the types of the model as they are."""
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 _PRECISION_SETTINGS = {  # by kind of device; those that a version of torch lacks count as not set
     "cpu": ("fp32_precision", "mkldnn.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.matmul.fp32_precision"),
     "cuda": ("fp32_precision", "cuda.matmul.fp32_precision", "cudnn.fp32_precision", "cudnn.conv.fp32_precision"),

@@ -79,7 +79,8 @@ class PrivateTraining:
         self._processes, self._files, self._examples = Processes(), RunFolder(folder), as_examples(data)
         if settings.rate(len(self._examples)) * len(self._examples) > MOST_EXAMPLES / 2:  # never is a sample twice that
             raise InvalidInputError(f"batch_size is {settings.batch_size}; valid: at most {MOST_EXAMPLES // 2}")
-        self._engine = ClippingEngine(trained_network(model, settings, loss, one_off_release), settings.max_grad_norm)
+        network = trained_network(model, settings, loss, one_off_release)
+        self._engine = ClippingEngine(network, settings.max_grad_norm, settings.precision)
         self._state = TrainingState(model, settings, optimizer, scheduler)
         self._after_step = projection(model, project)
         self._batch: Batch | None = None

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.privacy.accounting import Adjacency, validate_accountant
+from securesgd.runtime.machine import PRECISIONS, Precision
 from securesgd.validate import (
     validate_count,
     validate_delta,
@@ -30,7 +31,7 @@ MAX_STEPS, MAX_COPIES = 10**7, 1000
 """Runs above these would not end: ten million steps are four months at one a second."""
 LARGEST = 1e30  # of a rate or a norm: single precision ends at 3.4e38
 _LEAST_BLOCK, _MOST_BLOCKS = 50, 50
-_NEWER = {"augmentation": "none", "kept_copies": False}
+_NEWER = {"augmentation": "none", "kept_copies": False, "precision": "float32"}
 _ONLY_SPEED = {"micro_batch", "block_steps", "checkpoint_steps"}
 
 
@@ -90,6 +91,8 @@ class TrainingSettings:
     kept_copies: bool = False
     """Pass the copies through a fixed front end (of scatter-linear, scatter-cnn) once, and keep the result."""
 
+    precision: Precision = "float32"
+    """Of the passes through the model: float32, or bfloat16 where that is faster; gradients are clipped in float32."""
     micro_batch: int | None = None
     """Examples in memory at once; None for all."""
     block_steps: int | None = None
@@ -105,6 +108,8 @@ class TrainingSettings:
             raise InvalidInputError(
                 "epsilon and noise_multiplier are for private training, and this method is not: leave them out"
             )
+        if not self.private and self.precision != "float32":
+            raise InvalidInputError(f"precision is {self.precision!r}; valid without privacy: 'float32'")
         if self.private and self.epsilon is None and self.noise_multiplier is None:
             raise InvalidInputError("give epsilon (the noise is calibrated to it) or noise_multiplier, got neither")
         if self.epsilon is not None:
@@ -132,7 +137,12 @@ class TrainingSettings:
         for name in ("momentum", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} is {getattr(self, name)!r}; valid: a number with 0 <= {name} < 1")
-        choices = (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("augmentation", AUGMENTATIONS))
+        choices = (
+            ("optimizer", OPTIMIZERS),
+            ("schedule", SCHEDULES),
+            ("augmentation", AUGMENTATIONS),
+            ("precision", PRECISIONS),
+        )
         for name, valid in choices:
             if getattr(self, name) not in valid:
                 raise InvalidInputError(

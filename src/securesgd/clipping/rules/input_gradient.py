@@ -22,6 +22,8 @@ def with_fast_input_gradient(layer: nn.Module, x: Tensor, output: Tensor) -> Ten
     """
     if type(layer) is not nn.Conv2d or not x.requires_grad or layer.in_channels > _FEW or x.dim() != 4:
         return output
+    if output.dtype != x.dtype:  # autocast: torch's kernel in bfloat16 is faster
+        return output
     plain = (layer.stride, layer.dilation, layer.groups, layer.padding_mode) == ((1, 1), (1, 1), 1, "zeros")
     if not plain or isinstance(layer.padding, str):
         return output
