@@ -127,7 +127,7 @@ _BUDGETS_QUICK = {"network": "tanh-cnn", "examples": 300, "votes": 300, "eot": 1
 _BUDGETS_STANDARD = {"examples": 500, "eot": 20}
 
 # A larger budget is spent on more steps: with the noise of a small one, and as few steps, accuracy would not rise.
-_CIFAR_TRAINING = {
+_CIFAR_TRAINING: dict[float | None, dict[str, Any]] = {
     epsilon: {"batch_size": 1024, "steps": steps, "learning_rate": 2.0}
     for epsilon, steps in ((2.0, 400), (4.0, 800), (8.0, 1600), (10.0, 2000))
 }
