@@ -11,7 +11,7 @@ import securesgd
 # By what a reader wants to do; every public name is in one group.
 PUBLIC = {
     "Data": ("load_data", "LoadedData", "DataSettings"),
-    "Models": ("NoisyNetwork", "IntervalNetwork", "network"),
+    "Models": ("NoisyNetwork", "ScaleLearning", "IntervalNetwork", "network"),
     "Training": (
         "train", "PrivateTraining", "tune", "StepReport", "TrainingInterrupted", "tensorboard_logger",
         "PrivacyStatement",

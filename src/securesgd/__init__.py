@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError, SecureSGDError
     from securesgd.models.interval_network import IntervalNetwork
     from securesgd.models.networks import network
+    from securesgd.models.noise_layer import ScaleLearning
     from securesgd.models.noisy import NoisyNetwork
     from securesgd.own_loop import PrivateTraining
     from securesgd.privacy.mechanism import HeterogeneousGaussianMechanism, Release
@@ -51,6 +52,7 @@ __all__ = [
     "PrivateTraining",
     "Release",
     "Run",
+    "ScaleLearning",
     "SecureSGDError",
     "StepReport",
     "TrainingInterrupted",
@@ -84,6 +86,7 @@ _MODULES = {
     "PrivateTraining": "own_loop",
     "Release": "privacy.mechanism",
     "Run": "run",
+    "ScaleLearning": "models.noise_layer",
     "SecureSGDError": "errors",
     "StepReport": "training.result",
     "TrainingInterrupted": "training.interrupt",

@@ -31,7 +31,7 @@ def own_config(model: nn.Module, loaded: LoadedData | None, network: str | None,
         if value is not None:
             tables[places[name]][name] = value
     private = bool(tables["training"].get("private", True))
-    interval = None
+    training, interval = TrainingSettings.from_dict(tables["training"]), None
     if isinstance(model, NoisyNetwork):
         if model.radius_per_std is None:
             raise InvalidInputError("radius_per_std is None; valid: NoisyNetwork(…, radius_per_std=0.05), say")
@@ -41,6 +41,15 @@ def own_config(model: nn.Module, loaded: LoadedData | None, network: str | None,
             "norm": model.norm, "place": model.place, "unit": model.radius_per_std, "start": model.start,
             "redistribution": model.redistribution,
         }  # fmt: skip
+        if model.learning is not None:
+            learning = model.learning
+            if learning.steps != training.steps:
+                raise InvalidInputError(
+                    f"the model's learning has {learning.steps} steps, the training {training.steps}; valid: the same"
+                )
+            tables["robustness"] |= {
+                "scale_grid": learning.grid, "scale_rate": learning.rate, "scale_share": learning.share
+            }  # fmt: skip
     elif isinstance(model, IntervalNetwork):
         method, interval = "dp-ibp" if private else "ibp", model.settings
     else:
@@ -53,7 +62,7 @@ def own_config(model: nn.Module, loaded: LoadedData | None, network: str | None,
         robustness=RobustnessSettings(**tables["robustness"]),
         interval=interval,
         data=None if loaded is None else loaded.settings,
-        training=TrainingSettings.from_dict(tables["training"]),
+        training=training,
         **source,
         **tables["top"],
     )

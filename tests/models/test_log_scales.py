@@ -5,8 +5,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import securesgd as ss
 from securesgd.clipping.engine import ClippingEngine
 from securesgd.config import run_config
+from securesgd.data.load import load_data
 from securesgd.errors import InvalidInputError
 from securesgd.models.noise_layer import Scale, ScaleLearning
 from securesgd.models.noisy import NoisyNetwork
@@ -157,6 +159,26 @@ def test_a_run_has_it_in_its_records_and_costs_no_more(tmp_path):
     assert r.details == {"start": "prior", "scale_grid": 2, "scale_rate": 2.0, "scale_share": 50.0}
     assert r.r != Redistribution.load(tmp_path / "plain" / "redistribution.json").r
     assert loaded.check().passed
+
+
+def test_a_model_of_the_users_own_is_recorded_and_loaded_with_it(tmp_path):
+    digits = load_data("digits")
+    data = digits.train_inputs[:200], digits.train_targets[:200]
+
+    def net():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def noisy(steps):
+        how = ss.ScaleLearning(grid=2, steps=steps, share=10.0)
+        return ss.NoisyNetwork(net(), (1, 8, 8), radius_per_std=0.05, redistribution="learned", learning=how)
+
+    settings = {"noise_multiplier": 1.0, "delta": 1e-4, "batch_size": 50, "steps": 6, "accountant": "rdp"}
+    with pytest.raises(InvalidInputError, match="learning has 5 steps, the training 6"):
+        ss.train(noisy(5), data, out=tmp_path / "run", **settings)
+    run = ss.train(noisy(6), data, out=tmp_path / "run", **settings)
+    loaded = ss.load_run(tmp_path / "run", network=net())
+    assert loaded.config.robustness.scale_learning(6) == run.model.learning == loaded.model.learning
+    assert all(torch.equal(a, b) for a, b in zip(loaded.model.parameters(), run.model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(

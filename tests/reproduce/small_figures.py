@@ -18,6 +18,7 @@ COMMON = {
     "votes": 20, "eot": 2, "attack_steps": 2, "certify_draws": 30,
 }  # fmt: skip
 ADLM = {"method": "adlm", "shown": "both", "batch_size": 500, "learning_rate": 3e-3}
+INTERVAL = {"method": "dp-ibp", "shown": "both", "network": "interval-cnn"}
 
 
 def small(grid, **changes):
@@ -48,7 +49,11 @@ def small_grids():
         "fig2": certified(figures.FIG2_GRID, 8.0),
         "fig3": dataclasses.replace(fig3, lines=fig3.lines[:1]),
         "fig4": small(
-            figures.FIG4_GRID, common=common, epsilons={"quick": {8.0: {}}}, lines=lines, more_lines={"quick": [ADLM]}
+            figures.FIG4_GRID,
+            common=common,
+            epsilons={"quick": {8.0: {}}},
+            lines=lines,
+            more_lines={"quick": [ADLM, INTERVAL]},
         ),
         "fig5": small(
             figures.FIG5_GRID, common=common, epsilons={"quick": {2.0: {}, 8.0: {}}}, lines=lines[3:4], more_lines={}
