@@ -1,9 +1,13 @@
 """The notebooks: no outputs are stored, no path of a machine, and every one runs from beginning to end."""
 
+import ast
+import importlib
 import json
 from pathlib import Path
 
 import pytest
+
+import securesgd
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 MINUTES = 15
@@ -21,6 +25,18 @@ def test_a_notebook_is_stored_without_outputs_and_its_code_compiles(path):
         if cell["cell_type"] == "code":
             assert (cell["outputs"], cell["execution_count"]) == ([], None), "clear the outputs before committing"
             compile("".join(cell["source"]), path.name, "exec")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_a_notebook_takes_from_the_package_is_there(path):
+    """The slow test runs everything; a name that was moved is noticed here."""
+    code = "\n".join("".join(c["source"]) for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code")
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("securesgd"):
+            module = importlib.import_module(node.module)
+            assert all(hasattr(module, name.name) for name in node.names), ast.unparse(node)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ss":
+            assert hasattr(securesgd, node.attr), ast.unparse(node)
 
 
 @pytest.mark.slow
