@@ -40,10 +40,10 @@ def audit_figure(rows: Sequence[Row], path: Path) -> None:
         broken.axhline(float(words), color=colour, linewidth=0.8, linestyle="--")
     broken.set_xticks(range(len(kinds)), [kind.replace("-", "\n") for kind in kinds])
     broken.set(title="Broken on purpose (dashed: the claim), and canaries never inserted (null)")
-    for axes, place in ((shipped, "upper left"), (broken, "center right")):  # where no point is
+    for axes, corner in ((shipped, "upper left"), (broken, "center right")):  # where no point is
         axes.title.set_fontsize(10)
         tidy_axes(axes)
-        axes.legend(framealpha=1, edgecolor="none", fontsize=8, loc=place)
+        axes.legend(framealpha=1, edgecolor="none", fontsize=8, loc=corner)
     write_picture(figure, path)
 
 
