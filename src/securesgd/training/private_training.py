@@ -372,7 +372,7 @@ class PrivateTraining:
                 state.require_finite()
                 state.use_average()
                 statement = self._processes.on_first(
-                    lambda: self._run.finish(weights(self.model), state.step)  # type: ignore[union-attr]
+                    lambda: self._run.finish(weights(state.model), state.step)  # type: ignore[union-attr]
                 )
             finally:
                 self.close()
