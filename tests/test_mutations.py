@@ -287,7 +287,7 @@ MUTATIONS = {
     "a front end that mixes large batches": ("training/kept_features.py", "if start == tried:", "if False:", "hostile/test_kept_features.py -k large_front_end"),
     "random examples kept without a seed": ("training/kept_features.py", 'randomness.seed_model(start, "features")  # for examples that are random themselves, too', "pass", "hostile/test_kept_features.py -k random_examples"),
     "buffers after the pass for a module that is run again": ("clipping/rules/generic.py", "for n, b in call.buffers.items()", "for n, b in call.module.named_buffers()", "hostile/test_own_loops.py -k same_path"),
-    "noise of own loops not bound to their sums": ("training/asked_steps.py", 'f"{asked} {sums_digest(sums)}"', 'f"{asked}"', "hostile/test_new_guarantees.py -k another_loss"),
+    "noise of own loops not bound to their sums": ("training/asked_steps.py", 'f"{asked} {sums_digest(sums, key)}"', 'f"{asked}"', "hostile/test_new_guarantees.py -k another_loss"),
     "a person's examples counted once": ("privacy/mixture_loss.py", "self._means = counts / noise", "self._means = counts.clip(max=1) / noise", "privacy/test_group.py -k integral"),
     "settings of a cell edited": ("attacks/recheck.py", 'if not name.endswith(cell_digest(entry["attack"], entry["measured"])):', "if False:", "test_files.py -k edited_cell"),
     "an example attacked twice": ("attacks/cells.py", 'if len({(row["cell"], row["index"]) for row in present}) < len(present):', "if False:", "test_files.py -k row_twice"),

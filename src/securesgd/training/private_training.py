@@ -273,7 +273,8 @@ class PrivateTraining:
         step = self._step
         if self._is_recorded:  # the batch and the loss of a fixed loop are what fingerprint and key say
             asked = " ".join(processes.gather(asked_digest(batch, loss))) if self._own_loop else ""
-            step = replace(step, noise_of=noise_bound_to(self._asked, self._randomness, processes, batch.step, asked))
+            sources, seeded = (self._asked, self._randomness, processes), settings.noise_seed is not None
+            step = replace(step, noise_of=noise_bound_to(*sources, batch.step, asked, seeded=seeded))
         if self._rng is not None:
             self._rng.restore()
         gradients, mean_loss = step.gradient_of(batch.inputs, batch.targets, state.step, loss)
