@@ -91,6 +91,7 @@ class PrivateTraining:
         self._result: TrainingResult | None = None
         self._epsilon: float | None = None
         self._snapshot: Snapshot | None = None
+        self._run: AccountedRun | None = None
         self._asked: AskedSteps | None = None
         """On rank 0, if steps are recorded."""
         self._own_loop, self._loss_checked = loss is None, loss is not None
@@ -118,7 +119,6 @@ class PrivateTraining:
     def _open(self, resuming: bool, project: Callable[[nn.Module], None] | None) -> None:
         """Start or resume the run: ledger, key and checkpoint on rank 0, its state on all."""
         settings, processes, state = self.settings, self._processes, self._state
-        self._run: AccountedRun | None = None
 
         def open_run() -> tuple[Randomness, Checkpoint, bool, float]:
             loss, optimizer = self._loss or loss_of_each_step, state.optimizer.fingerprint()
