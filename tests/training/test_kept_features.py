@@ -234,6 +234,8 @@ def test_a_front_end_that_mixes_examples_is_refused(tmp_path, layer):
     model = nn.Sequential(FrontEnd(layer()), nn.Flatten(), nn.Linear(144, 3))
     with pytest.raises(InvalidInputError, match="the front end mixes examples or remembers them"):
         train(model, images(), settings(), tmp_path / "run")
+    with pytest.raises(InvalidInputError, match="the front end mixes examples or remembers them"):
+        FeatureNetwork(model).require_separate((1, 12, 12))  # without a look at the data
 
 
 def test_batch_statistics_in_a_front_end_are_refused(tmp_path):

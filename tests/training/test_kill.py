@@ -1,4 +1,7 @@
-"""kill -9 at random moments of training and checkpointing: every one resumes, the ledger replays, nothing is lost."""
+"""kill -9 at random moments of training and checkpointing: every one resumes, the ledger replays, nothing is lost.
+
+Of a run with secret noise, whose steps are recorded; that all attempts have one key makes their bits comparable.
+"""
 
 import random
 import time
@@ -7,6 +10,7 @@ import pytest
 import torch
 
 from securesgd.privacy import Ledger, replayed_statement
+from securesgd.runtime.randomness import Randomness
 from securesgd.runtime.tensors import load_tensors
 from securesgd.training.loop import train
 from tests.forked import Forked
@@ -16,10 +20,12 @@ from .conftest import small_data, small_model, small_settings
 WORKER = """
 import sys
 from tests.training.conftest import small_data, small_model, small_settings
+from securesgd.runtime.randomness import Randomness
 from securesgd.training.loop import train
 print("ready", flush=True)
 show = lambda report: print(report.step, flush=True)
-settings = small_settings(steps=150, checkpoint_steps=2)
+Randomness.secret = classmethod(lambda _: Randomness(b"0123456789abcdef"))
+settings = small_settings(steps=150, checkpoint_steps=2, noise_seed=None)
 train(small_model(), small_data(), settings, sys.argv[1], resume=True, on_step=show)
 print("done", flush=True)
 """
@@ -39,7 +45,7 @@ def run_and_kill(folder, delay):
 
 
 def killed_until_done(tmp_path, kills, longest):
-    settings = small_settings(steps=150, checkpoint_steps=2)
+    settings = small_settings(steps=150, checkpoint_steps=2, noise_seed=None)
     whole = small_model()
     train(whole, small_data(), settings, tmp_path / "whole")
     dice, count, finished = random.Random(0), 0, False
@@ -67,7 +73,8 @@ def killed_until_done(tmp_path, kills, longest):
 
 
 @pytest.fixture(autouse=True)
-def one_thread_as_the_worker():
+def one_thread_and_one_key_as_the_worker(monkeypatch):
+    monkeypatch.setattr(Randomness, "secret", classmethod(lambda _: Randomness(b"0123456789abcdef")))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -94,7 +94,7 @@ def processor() -> str:
     """
     import torch
 
-    features = getattr(torch.cpu, "get_capabilities", dict)()
+    features: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     name = features.get("cpu_name") or platform.processor() or platform.machine()
     uncounted = ("num_logical_cores", "num_physical_cores", "num_sockets")
     chosen = [

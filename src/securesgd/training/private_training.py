@@ -91,6 +91,7 @@ class PrivateTraining:
         self._result: TrainingResult | None = None
         self._epsilon: float | None = None
         self._snapshot: Snapshot | None = None
+        self._run: AccountedRun | None = None
         self._asked: AskedSteps | None = None
         """On rank 0, if steps are recorded."""
         self._own_loop, self._loss_checked = loss is None, loss is not None
@@ -118,7 +119,6 @@ class PrivateTraining:
     def _open(self, resuming: bool, project: Callable[[nn.Module], None] | None) -> None:
         """Start or resume the run: ledger, key and checkpoint on rank 0, its state on all."""
         settings, processes, state = self.settings, self._processes, self._state
-        self._run: AccountedRun | None = None
 
         def open_run() -> tuple[Randomness, Checkpoint, bool, float]:
             loss, optimizer = self._loss or loss_of_each_step, state.optimizer.fingerprint()
@@ -273,7 +273,8 @@ class PrivateTraining:
         step = self._step
         if self._is_recorded:  # the batch and the loss of a fixed loop are what fingerprint and key say
             asked = " ".join(processes.gather(asked_digest(batch, loss))) if self._own_loop else ""
-            step = replace(step, noise_of=noise_bound_to(self._asked, self._randomness, processes, batch.step, asked))
+            sources, seeded = (self._asked, self._randomness, processes), settings.noise_seed is not None
+            step = replace(step, noise_of=noise_bound_to(*sources, batch.step, asked, seeded=seeded))
         if self._rng is not None:
             self._rng.restore()
         gradients, mean_loss = step.gradient_of(batch.inputs, batch.targets, state.step, loss)
@@ -372,7 +373,7 @@ class PrivateTraining:
                 state.require_finite()
                 state.use_average()
                 statement = self._processes.on_first(
-                    lambda: self._run.finish(weights(self.model), state.step)  # type: ignore[union-attr]
+                    lambda: self._run.finish(weights(state.model), state.step)  # type: ignore[union-attr]
                 )
             finally:
                 self.close()
