@@ -2,7 +2,8 @@
 
 Every contender does the same work: forward, backward, per-example clipping and noise where private, optimizer step.
 `gradient` and `clipped-sum` are the forward and backward pass of the first two alone, `ibp` and `dp-ibp` steps with
-interval bounds, `compiled-…` those of a module given to torch.compile, `jax-…` steps of another Python (`jax_step.py`).
+interval bounds, `compiled-sgd` those of a module given to torch.compile, `bfloat16-…` steps with passes in bfloat16,
+`jax-…` those of another Python (`jax_step.py`).
 Each runs in its own process, so that its peak memory is its own; the processes take turns, so that a noisy machine
 slows all of them alike. A turn is some steps in a row, as in training; the first, which finds the caches full of
 others' data, is not timed. Prints one JSON row per network, batch size and contender:
@@ -48,9 +49,10 @@ NETS = {
     "lstm": ("lstm", (64,)),
 }
 JAX = ("jax-sgd", "jax-vmap", "jax-loop", "jax-privacy")
-COMPILED = ("compiled-sgd", "compiled-ours")
+BFLOAT16 = ("bfloat16-sgd", "bfloat16-ours")
 CONTENDERS = (
-    "sgd", "ours", "opacus-ghost", "opacus-hooks", "gradient", "clipped-sum", "ibp", "dp-ibp", *COMPILED, *JAX,
+    "sgd", "ours", "opacus-ghost", "opacus-hooks", "gradient", "clipped-sum", "compiled-sgd", *BFLOAT16, "ibp",
+    "dp-ibp", *JAX,
 )  # fmt: skip
 BASES = ("sgd", "gradient", "ibp", "jax-sgd")
 NOISE_MULTIPLIER, MAX_GRAD_NORM, LEARNING_RATE = 1.0, 1.0, 0.05
@@ -86,7 +88,7 @@ def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
     def optimizer_of(model: nn.Module) -> torch.optim.SGD:
         return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
-    if contender in ("sgd", "gradient", "compiled-sgd"):
+    if contender in ("sgd", "gradient", "compiled-sgd", "bfloat16-sgd"):
 
         def formatted(memory_format: torch.memory_format) -> Callable[[], None]:
             net = fresh().to(memory_format=memory_format)
@@ -97,7 +99,9 @@ def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
 
             def step() -> None:
                 optimizer.zero_grad()
-                functional.cross_entropy(net(images), targets).backward()
+                with torch.autocast("cpu", torch.bfloat16, enabled=contender == "bfloat16-sgd"):
+                    outputs = net(images)
+                functional.cross_entropy(outputs.float(), targets).backward()
                 if contender != "gradient":
                     optimizer.step()
 
@@ -123,14 +127,13 @@ def make_step(contender: str, net: str, batch: int) -> Callable[[], None]:
 
         return ibp
 
-    if contender in ("ours", "clipped-sum", "compiled-ours", "dp-ibp"):
+    if contender in ("ours", "clipped-sum", "bfloat16-ours", "dp-ibp"):
         from securesgd.clipping.engine import ClippingEngine
         from securesgd.runtime.grid_release import GridRelease
         from securesgd.runtime.randomness import Randomness
 
-        if contender == "compiled-ours":
-            model = torch.compile(model)
-        engine = ClippingEngine(model, max_grad_norm=MAX_GRAD_NORM)
+        precision = "bfloat16" if contender == "bfloat16-ours" else "float32"
+        engine = ClippingEngine(model, max_grad_norm=MAX_GRAD_NORM, precision=precision)
         optimizer, randomness, turn = optimizer_of(model), Randomness.secret(), itertools.count()
         size = sum(p.numel() for p in model.parameters())
         release = GridRelease(sensitivity=engine.sensitivity, noise_multiplier=NOISE_MULTIPLIER, size=size)

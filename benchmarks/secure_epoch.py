@@ -8,7 +8,9 @@ is given. One JSON row per contender:
 
     python benchmarks/secure_epoch.py --turns 3
 
-seconds is the median over `n` turns; ratio_to_sgd the median over turns of the time divided by plain SGD's in the turn.
+seconds is the median over `n` turns; ratio_to_sgd the median over turns of the time divided by plain SGD's in the turn;
+cpu_seconds and cpu_ratio_to_sgd are the same in processor seconds, which other work on the machine moves less.
+--share 0.25 runs a quarter of the steps of an epoch; times are those of the whole.
 """
 
 import argparse
@@ -62,31 +64,44 @@ def plain_epoch(inputs: torch.Tensor, targets: torch.Tensor, batch: int) -> Call
         return steps
 
     formats = [formatted(f) for f in (torch.contiguous_format, torch.channels_last)]
-    return min(formats, key=lambda steps: min(seconds(lambda: steps(10)) for _ in range(3)))
+    return min(formats, key=lambda steps: min(seconds(lambda: steps(10))[1] for _ in range(3)))
 
 
-def seconds(action: Callable[[], object]) -> float:
-    """Return how long it takes."""
-    start = time.perf_counter()
+def clocks() -> tuple[float, float]:
+    """Return the time and the processor time of this process."""
+    return time.perf_counter(), time.process_time()
+
+
+def seconds(action: Callable[[], object]) -> tuple[float, float]:
+    """Return how long it takes, by both clocks."""
+    start = clocks()
     action()
-    return time.perf_counter() - start
+    return difference(start, clocks())
+
+
+def difference(start: tuple[float, float], end: tuple[float, float], scale: float = 1.0) -> tuple[float, float]:
+    """Return what passed on both clocks, times `scale`."""
+    return (end[0] - start[0]) * scale, (end[1] - start[1]) * scale
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time MNIST epochs in turn; JSON rows on standard output.")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--share", type=float, default=1.0, help="of the steps of an epoch that are run")
     parser.add_argument("--only", default="", help="part of the names of the contenders to time beside plain SGD")
     options = parser.parse_args()
     keep_memory()
     data = load_data("mnist")
-    steps = len(data.train_targets) // options.batch
+    whole = len(data.train_targets) // options.batch
+    steps = max(10, round(options.share * whole))
     plain = plain_epoch(data.train_inputs, data.train_targets, options.batch)
 
-    def epoch(contender: str) -> float:
+    def epoch(contender: str) -> tuple[float, float]:
         choice = CONTENDERS[contender]
         if choice is None:
-            return seconds(lambda: plain(steps))
+            wall, processor = seconds(lambda: plain(steps))
+            return wall * whole / steps, processor * whole / steps
         method, settings = choice
         config = run_config(
             "mnist", method, network="mnist-cnn", noise_multiplier=1.0, batch_size=options.batch, steps=steps,
@@ -94,7 +109,7 @@ def main() -> None:
             **({"copies": 1} | settings if method != "dpsgd" else settings),
         )  # fmt: skip
         model = build_model(config, data.input_shape, data.classes)
-        ends: list[float] = []
+        ends: list[tuple[float, float]] = []
         with tempfile.TemporaryDirectory() as folder:
             train(
                 model,
@@ -102,26 +117,35 @@ def main() -> None:
                 config.training,
                 Path(folder) / "run",
                 project=sensitivity_control(config, model),
-                on_step=lambda _: ends.append(time.perf_counter()),
+                on_step=lambda _: ends.append(clocks()),
             )
-        return (ends[-1] - ends[0]) / (steps - 1) * steps
+        return difference(ends[0], ends[-1], whole / (steps - 1))
 
     chosen = [name for name in CONTENDERS if name == "sgd" or options.only in name]
-    times: dict[str, list[float]] = {name: [] for name in chosen}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in chosen}
     for _ in range(options.turns):
         for name in chosen:
             times[name].append(epoch(name))
+
+    def ratio(name: str, clock: int) -> float:
+        pairs = zip(times[name], times["sgd"], strict=True)
+        return round(statistics.median(a[clock] / b[clock] for a, b in pairs), 3)
+
     for name, taken in times.items():
         row = {
             "contender": name,
             "network": "mnist-cnn",
             "batch": options.batch,
             "steps": steps,
-            "seconds": round(statistics.median(taken), 2),
-            "ratio_to_sgd": round(statistics.median(a / b for a, b in zip(taken, times["sgd"], strict=True)), 3),
+            "seconds": round(statistics.median(wall for wall, _ in taken), 2),
+            "ratio_to_sgd": ratio(name, 0),
+            "cpu_seconds": round(statistics.median(processor for _, processor in taken), 2),
+            "cpu_ratio_to_sgd": ratio(name, 1),
             "n": options.turns,
+            "load": round(os.getloadavg()[0], 1),
             "threads": torch.get_num_threads(),
             "torch": version("torch"),
+            "securesgd": version("securesgd"),
         }
         print(json.dumps(row), flush=True)
 

@@ -1,4 +1,4 @@
-"""The three ways to measure a convolution's gradients agree, and stay exact where float32 cancels."""
+"""The ways to measure a convolution's gradients agree, and stay exact where float32 cancels."""
 
 import pytest
 import torch
@@ -95,6 +95,45 @@ def test_tap_by_tap_an_example_that_is_not_finite_leaves_the_others_their_bits(v
     assert not odd.squared_norms()[2].isfinite()
     others = [0, 1, 3, 4]
     assert torch.equal(odd.gradients()[others], clean.gradients()[others])
+
+
+@pytest.mark.parametrize("at_once", [2**23, 5000, 1])
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("kernel", "padding", "size"), [(3, 1, (12, 14)), ((5, 3), (2, 0), (13, 12)), (2, 0, (13, 13))]
+)
+def test_images_as_groups_of_one_convolution_have_their_own_gradients(  # type: ignore[no-untyped-def]
+    kernel, padding, size, layout, copies, at_once, monkeypatch
+):
+    monkeypatch.setattr(patches, "_processor_has_long_vectors", lambda: True)
+    monkeypatch.setattr(patches, "JOINT_NUMBERS", at_once)
+    layer = nn.Conv2d(16, 32, kernel, padding=padding, bias=False)
+    x = torch.randn(6 * copies, 16, *size).contiguous(memory_format=layout)
+    g = torch.randn_like(layer(x))
+    geometry, _ = Geometry.from_layer(layer, x)
+    assert patches._Layout.choose(x, g, geometry).kind == "groups"
+    expected = slow_gradients(layer, x, g, copies)
+    for scratch in (None, Scratch()):
+        kept = kept_gradients(x, g, geometry, copies, 4, scratch)
+        torch.testing.assert_close(kept.gradients(), expected, rtol=1e-4, atol=1e-3)
+        factors = torch.rand(6, dtype=torch.float64)
+        total = torch.einsum("i,i...->...", factors.float(), expected)
+        torch.testing.assert_close(kept.weighted_sum(factors).float(), total, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e38, 1e-40])
+def test_images_as_groups_leave_each_other_their_bits(value: float) -> None:
+    """The engine assumes it: a group is computed from its own channels alone."""
+    x, g = torch.randn(7, 16, 12, 12), torch.randn(7, 32, 12, 12)
+    geometry, _ = Geometry.from_layer(nn.Conv2d(16, 32, 3, padding=1), x)
+    before = patches._by_groups(x, g, geometry)
+    for others in (x, g):
+        others[[0, 2, 5]] = value
+    after = patches._by_groups(x, g, geometry)
+    own = [1, 3, 4, 6]
+    assert torch.equal(before[:, own], after[:, own])
+    assert not torch.equal(before[:, 0], after[:, 0])
 
 
 def call_of(layer: nn.Module, x: Tensor, g: Tensor) -> LayerCall:
