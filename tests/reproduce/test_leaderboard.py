@@ -8,8 +8,8 @@ from securesgd.reproduce.leaderboard import LEADERBOARD, PUBLISHED, leaderboard_
 def row(seed, unit, share, **changes):
     values = {
         "dataset": "mnist", "method": "secure-sgd", "norm": "l2", "unit": unit, "epsilon": 2.9, "delta": 1e-5,
-        "seed": seed, "examples": 1000.0, "draws": 10000.0, "test_images": 10000.0, "l2_0.5": share, "l2_1": 0.1,
-        "average_certified_radius": 1.0,
+        "seed": seed, "public_dataset": None, "examples": 1000.0, "draws": 10000.0, "test_images": 10000.0,
+        "l2_0.5": share, "l2_1": 0.1, "average_certified_radius": 1.0,
     }  # fmt: skip
     return values | changes
 
@@ -26,6 +26,14 @@ def test_the_best_noise_is_shown_with_its_mean_and_range():
     assert (ours, noise, budget) == ("0.910 (0.900–0.920)", "0.5", "2.9, 1e-05")
     assert count == "1,000 images, 10,000 draws, 3 seeds"
     assert line(rows[:1], words)[2] == "0.900"
+
+
+def test_first_weights_from_public_data_have_a_line_of_their_own():
+    words = "MNIST, proven within l2 0.5"
+    rows = [row(0, 0.5, 0.9), row(0, 0.5, 0.95, public_dataset="digits")]
+    assert line(rows, words)[2] == "0.900"
+    assert line(rows, f"{words}, first weights from digits")[2] == "0.950"
+    assert not [cells for cells in leaderboard_lines(rows[:1]) if "first weights" in cells[0]]
 
 
 def test_accuracy_is_of_the_whole_test_set():

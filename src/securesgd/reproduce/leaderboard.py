@@ -7,6 +7,7 @@ set; certificates are of its first images.
 
 __all__ = ["LEADERBOARD", "PUBLISHED", "SOURCES", "leaderboard_lines"]
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,25 @@ _PROFILES: dict[str, dict[str, Any]] = {
     "quick": {"seeds": (0,), "examples": 200, "draws": 1_000},
     "standard": {"seeds": (0, 1, 2), "examples": 1_000, "draws": 10_000},
 }
-_MODELS: tuple[tuple[str, str, str | None, float | None, float], ...] = (
-    ("mnist", "secure-sgd", "linf", None, 3.0),
-    ("mnist", "secure-sgd", "l2", 0.5, 2.9),
-    ("cifar10", "dpsgd", None, None, 3.0),
-    ("fashion-mnist", "secure-sgd", "l2", 0.5, 2.9),
-    ("cifar10", "secure-sgd", "l2", 0.25, 8.0),
-    ("mnist", "secure-sgd", "l2", 1.0, 2.9),
-    ("fashion-mnist", "secure-sgd", "l2", 1.0, 2.9),
-    ("mnist", "dpsgd", None, None, 3.0),
-    ("fashion-mnist", "dpsgd", None, None, 3.0),
+_MODELS: tuple[tuple[str, str, str | None, float | None, float, str | None], ...] = (
+    ("fashion-mnist", "dpsgd", None, None, 3.0, None),
+    ("mnist", "secure-sgd", "linf", None, 3.0, None),
+    ("mnist", "secure-sgd", "l2", 0.5, 2.9, None),
+    ("fashion-mnist", "secure-sgd", "l2", 0.5, 2.9, None),
+    ("mnist", "secure-sgd", "linf", None, 3.0, "digits"),
+    ("mnist", "secure-sgd", "l2", 0.5, 2.9, "digits"),
+    ("mnist", "secure-sgd", "l2", 1.0, 2.9, None),
+    ("fashion-mnist", "secure-sgd", "l2", 1.0, 2.9, None),
+    ("mnist", "dpsgd", None, None, 3.0, None),
+    ("mnist", "secure-sgd", "l2", 1.0, 2.9, "digits"),
+    ("mnist", "secure-sgd", "l2", 0.25, 2.9, None),
+    ("mnist", "secure-sgd", "l2", 0.25, 2.9, "digits"),
+    ("cifar10", "dpsgd", None, None, 3.0, None),
+    ("cifar10", "secure-sgd", "l2", 0.25, 8.0, None),
 )
-"""Data set, method, norm, noise (one standard deviation in that norm; None: the preset's) and epsilon."""
+"""Data set, method, norm, noise (one standard deviation in that norm; None: the preset's), epsilon, and the public data
+that the first weights come from."""
+_PUBLIC_STEPS = 3_000
 PUBLISHED: dict[tuple[str, str, str | None], dict[str, float]] = {
     ("mnist", "secure-sgd", "l2"): {"l2_0.5": 0.933, "l2_1": 0.813, "average_certified_radius": 1.354},
     ("fashion-mnist", "secure-sgd", "l2"): {"l2_0.5": 0.690, "average_certified_radius": 1.185},
@@ -66,16 +74,26 @@ _LINES: tuple[tuple[str, str, str | None, str, str], ...] = (
 """Of the table: data set, method, norm, column and words."""
 
 
+_KEY = ("dataset", "method", "norm", "public_dataset")
+_PUBLIC = {public for *_, public in _MODELS if public is not None}
+
+
 def leaderboard_lines(rows: list[Row]) -> list[list[str]]:
     """Return the lines of the table, in words: what, published, ours, at which noise and ε, and from how much.
 
-    Ours is the mean (range) over the seeds, at the noise with the best mean. A line without rows says so.
+    Ours is the mean (range) over the seeds, at the noise with the best mean. A line without rows says so; with first
+    weights from public data there is a line of its own if it has rows.
     """
     lines = []
-    for dataset, method, norm, column, words in _LINES:
+    for public, (dataset, method, norm, column, words) in product((None, *sorted(_PUBLIC)), _LINES):
         published = PUBLISHED.get((dataset, method, norm), {}).get(column)
         line = [words, "none" if published is None else f"{published:.3f}, {SOURCES[method][0]}"]
-        own = [row for row in rows if (row["dataset"], row["method"], row["norm"] or None) == (dataset, method, norm)]
+        key = (dataset, method, norm, public)
+        own = [row for row in rows if tuple(row[name] or None for name in _KEY) == key]
+        if public is not None:
+            line[0] += f", first weights from {public}"
+        if not own and public is not None:
+            continue
         if not own:
             lines.append([*line, "not measured yet", "", "", ""])
             continue
@@ -100,17 +118,18 @@ def _cells(profile: str) -> list[Cell]:
     return [
         {
             "dataset": dataset, "method": method, "norm": norm, "unit": unit, "epsilon": epsilon, "seed": seed,
-            "examples": size["examples"], "draws": size["draws"],
+            "public_dataset": public, "examples": size["examples"], "draws": size["draws"],
         }
         for seed in size["seeds"]
-        for dataset, method, norm, unit, epsilon in _MODELS
+        for dataset, method, norm, unit, epsilon, public in _MODELS
     ]  # fmt: skip
 
 
 def measure_leaderboard(cell: Cell, work: Path) -> list[Row]:
     """Train the model of a cell by its preset, certify its predictions if it has noise, and return its row."""
-    settings = {name: cell[name] for name in ("norm", "unit", "epsilon") if cell[name] is not None}
-    words = [cell["dataset"], cell["method"], cell["norm"], cell["unit"], cell["seed"]]
+    settings = {name: cell[name] for name in ("norm", "unit", "epsilon", "public_dataset") if cell[name] is not None}
+    settings |= {} if cell["public_dataset"] is None else {"public_steps": _PUBLIC_STEPS}
+    words = [cell[name] for name in (*_KEY, "unit", "seed")]
     folder = work / "-".join(str(word) for word in words if word is not None)
     run = cell_model(cell["dataset"], cell["method"], folder, settings, cell["seed"])
     training = run.config.training
@@ -151,7 +170,7 @@ def _certified(run: Any, cell: Cell) -> dict[str, Any]:
 def _draw(rows: list[Row], path: Path) -> None:
     """Draw the figure, and write the means over the seeds into `summary.csv` beside it."""
     by, values = (
-        ["dataset", "method", "norm", "unit", "epsilon"],
+        [*_KEY, "unit", "epsilon"],
         ["test_accuracy", *_COMPARED, "average_certified_radius"],
     )
     measured = [row | {name: row[name] or 0.0 for name in values} for row in rows]

@@ -169,6 +169,7 @@ def leaderboard_figure(
     for row in summaries:
         known = published.get((row["dataset"], row["method"], row["norm"] or None), {})
         noise = f", noise {row['unit']:g}" if row["unit"] else ""
+        noise += f", first weights from {row['public_dataset']}" if row["public_dataset"] else ""
         for column in (name.removesuffix("_mean") for name in row if name.endswith("_mean")):
             if row[f"{column}_mean"]:
                 words = column.replace("_", " ")
