@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -24,10 +25,11 @@ def pytest_collection_finish():
 
 # Files are shared out to processes one by one (`--dist loadfile`): the longest go first, so that none is left alone.
 LONGEST_FILES = (
-    "reproduce/test_figures.py", "test_same_bytes.py", "test_examples.py", "clipping/test_clipping_rounding.py",
-    "report/test_page.py", "training/test_kill.py", "training/test_loop.py", "training/test_processes.py",
-    "privacy/test_accounting.py", "privacy/test_calibration.py", "attacks/test_evaluate.py", "attacks/test_craft.py",
-    "certificates/test_run_certificates.py", "certificates/test_soundness.py", "test_pages.py", "test_cli.py",
+    "test_pages.py", "test_examples.py", "test_same_bytes.py", "training/test_torchrun.py", "training/test_own_loop.py",
+    "test_cli.py", "test_run.py", "reproduce/test_figures.py", "attacks/test_evaluate.py", "attacks/test_craft.py",
+    "training/test_loop.py", "test_shared_work.py", "check/test_damage.py", "clipping/test_clipping_rounding.py",
+    "test_own_data.py", "test_falsify.py", "test_planning.py", "test_one_answer.py", "test_predict.py",
+    "test_export.py", "reproduce/test_attacks_table.py", "training/test_stop_command.py", "training/test_kill.py",
 )  # fmt: skip
 
 
@@ -59,6 +61,22 @@ def tiny_run(tmp_path_factory):
 @pytest.fixture
 def copied_run(tiny_run, tmp_path):
     return Path(shutil.copytree(tiny_run, tmp_path / "run"))
+
+
+@pytest.fixture
+def npz(tmp_path):
+    """Returns a function that writes a small data set to a path."""
+    rng = np.random.default_rng(0)
+    arrays = {f"x_{split}": rng.random((40, 1, 8, 8), np.float32) for split in ("train", "test")}
+    arrays |= {f"y_{split}": np.arange(40) % 2 for split in ("train", "test")}
+
+    def write(name, **changes):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(path, **arrays | changes)
+        return path
+
+    return write
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from securesgd.check.folder import check_files
 from securesgd.run_check import check_run
 from securesgd.runtime.tables import read_rows
 
-FAST, MANY, PARTS = 200, 2_000, 20
+FAST, MANY, PARTS = 100, 2_000, 20
 NO_CLAIM = {
     "sensitivity.json": {"seconds", "direction", "proof"},  # the proof is carried out again; any that proves Δ will do
     "attacks.json": {"seconds", "flat", "passes"},
@@ -105,7 +105,7 @@ def harm(folder, seed, count, by_network=False):
     return reported, silent
 
 
-def test_two_hundred_damages(copied_run):
+def test_a_hundred_damages(copied_run):
     reported, silent = harm(copied_run, seed=1, count=FAST)
     assert reported > FAST / 2
     assert reported + silent == FAST

@@ -13,15 +13,12 @@ from torch.utils.data import Dataset
 
 from securesgd.errors import DamagedFileError, InvalidInputError, PrivacyError
 from securesgd.privacy import (
-    GaussianRelease,
     Ledger,
-    UnprotectedRelease,
     calibrated_noise_multiplier,
     replayed_statement,
 )
 from securesgd.runtime.randomness import Randomness
 from securesgd.training.loop import per_example_cross_entropy, train
-from securesgd.training.one_off_release import OneOffRelease
 
 from .conftest import small_data, small_model, small_settings
 
@@ -299,53 +296,6 @@ def test_global_random_state_is_left_alone(tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
-def reading_release(step, event, seen):
-    def action(model, examples, stream):
-        seen.append(float(stream.words(1)[0]) * 2.0**-64)
-        with torch.no_grad():
-            model[0].bias.add_(seen[-1])
-
-    return OneOffRelease(step=step, event=event, action=action)
-
-
-def test_a_one_off_release_is_recorded_once_and_repeats_after_a_crash(tmp_path, weights):
-    event = GaussianRelease(noise_multiplier=20.0, label="r")
-    whole, broken, settings = small_model(), small_model(), small_settings(checkpoint_steps=6)
-    seen = []
-    train(whole, small_data(), settings, tmp_path / "a", one_off_release=reading_release(7, event, seen))
-    release = reading_release(7, event, seen)
-    with pytest.raises(InterruptedRunError):
-        train(broken, small_data(), settings, tmp_path / "b", one_off_release=release, on_step=stop_at(9))
-    with pytest.raises(InvalidInputError, match="not those"):
-        train(broken, small_data(), settings, tmp_path / "b", resume=True)
-    train(broken, small_data(), settings, tmp_path / "b", resume=True, one_off_release=reading_release(7, event, seen))
-    assert len(set(seen)) == 1
-    assert torch.equal(weights(whole), weights(broken))
-    with Ledger.open(tmp_path / "b" / "ledger.jsonl") as ledger:
-        assert ledger.events.count(event) == 1
-        assert ledger.steps_charged == 20
-
-
-def test_calibration_leaves_room_for_the_one_off_release(tmp_path):
-    event = GaussianRelease(noise_multiplier=5.0, label="r")
-    settings = small_settings(noise_multiplier=None, epsilon=2.0, accountant="pld", noise_seed=None)
-    result = train(
-        small_model(), small_data(), settings, tmp_path / "run", one_off_release=reading_release(3, event, [])
-    )
-    assert result.noise_multiplier > calibrated_noise_multiplier(2.0, 1e-5, 12 / 60, 20)
-    assert 2.0 - 1e-3 <= result.statement.epsilon <= 2.0
-
-
-def test_an_unprotected_one_off_release_voids_the_guarantee(tmp_path):
-    event = UnprotectedRelease(label="r", reason="computed on private data as published")
-    settings = small_settings(noise_multiplier=None, epsilon=2.0)
-    release = reading_release(3, event, [])
-    statement = train(small_model(), small_data(), settings, tmp_path / "run", one_off_release=release).statement
-    assert not statement.guaranteed
-    assert "not guaranteed: " in statement.in_words
-    assert "as published" in statement.in_words
-
-
 def test_training_without_privacy_says_so_and_is_plain_sgd(tmp_path, sampled):
     """One step against torch's own gradient of the sampled sum; the statement must not claim anything."""
     model, (inputs, targets) = small_model(), small_data()
@@ -411,78 +361,3 @@ def test_a_finished_run_with_a_shortened_ledger_is_refused(tmp_path):
         ledger.write_bytes(b"".join(lines[:kept]))
         with pytest.raises(DamagedFileError, match="cut off"):
             train(small_model(), small_data(), small_settings(), tmp_path / "run", resume=True)
-
-
-def test_a_one_off_release_that_draws_from_torch_repeats_too(tmp_path, weights):
-    def action(model, examples, stream):
-        with torch.no_grad():
-            model[0].bias.add_(torch.randn(8))
-
-    release = OneOffRelease(step=8, event=None, action=action)
-    whole, broken, settings = small_model(), small_model(), small_settings(checkpoint_steps=8)
-    train(whole, small_data(), settings, tmp_path / "a", one_off_release=release)
-    with pytest.raises(InterruptedRunError):
-        train(broken, small_data(), settings, tmp_path / "b", one_off_release=release, on_step=stop_at(10))
-    torch.manual_seed(1234)
-    train(broken, small_data(), settings, tmp_path / "b", one_off_release=release, resume=True)
-    assert torch.equal(weights(whole), weights(broken))
-
-
-@pytest.mark.parametrize("bad", [-1, 3, 250])
-def test_a_label_outside_the_models_classes_is_refused_before_anything_is_written(tmp_path, bad):
-    """In the run it would be an error at the first step whose sample has the record."""
-    inputs, targets = torch.rand(40, 4), torch.randint(3, (40,))
-    targets[31] = bad
-    settings = small_settings()
-    model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3))
-    state = torch.get_rng_state()
-    for data in ((inputs, targets), Listed([(x, y) for x, y in zip(inputs, targets, strict=True)])):
-        with pytest.raises(InvalidInputError, match=f"label of example 31 is {bad}: valid are 0 to 2"):
-            train(model, data, settings, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    assert model.training
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_token_outside_the_vocabulary_is_refused_before_anything_is_written(tmp_path):
-    tokens, targets = torch.randint(5, (40, 3)), torch.randint(3, (40,))
-    tokens[12, 1] = 5
-    settings = small_settings()
-    model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(12, 3))
-    with pytest.raises(InvalidInputError, match="token of example 12 is 5: valid are 0 to 4"):
-        train(model, (tokens, targets), settings, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e20, 1e38])
-@pytest.mark.filterwarnings("error")
-def test_no_record_ends_the_run(tmp_path, value):
-    """An error would tell that the record was there: without it the run finishes."""
-    torch.manual_seed(0)
-    rows = [(torch.rand(4), int(y)) for y in torch.randint(3, (40,))]
-    rows[5] = (torch.full((4,), value), 1)
-    settings = small_settings(steps=6, batch_size=20)
-    model, losses = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), []
-    train(model, Listed(rows), settings, tmp_path / "run", on_step=lambda report: losses.append(report.loss))
-    assert all(p.isfinite().all() for p in model.parameters())
-    assert all(np.isfinite(losses))
-
-
-class Listed:
-    """A map-style dataset of pairs."""
-
-    def __init__(self, pairs):
-        self.pairs = pairs
-
-    def __len__(self):
-        return len(self.pairs)
-
-    def __getitem__(self, index):
-        return self.pairs[index]
-
-
-def test_weights_that_are_not_finite_end_the_run_in_words(tmp_path):
-    """Released weights may be looked at; data may not, so that without this a diverged run goes on as pure noise."""
-    settings = small_settings(learning_rate=1e30, max_grad_norm=1e9, checkpoint_steps=4)
-    with pytest.raises(InvalidInputError, match=r"not finite after step \d+; learning_rate 1e\+30 is too large"):
-        train(small_model(), small_data(), settings, tmp_path / "run")
