@@ -3,6 +3,7 @@
 `tests/ranks.py` starts them; `test_torchrun.py` has the real torchrun.
 """
 
+import json
 import random
 
 import pytest
@@ -78,3 +79,36 @@ def test_a_restarted_job_resumes_by_itself_and_touches_no_run_of_other_settings(
     refusal = "securesgd: error: whole is not empty; resume it with --resume, or choose another folder"
     assert own_lines(other) == [refusal], "both ranks refuse, one says so"
     assert (launch.place / "whole" / "model.safetensors").read_bytes() == before
+
+
+KILLED_AT_31 = """
+import os, signal, sys
+from securesgd.cli import main
+from securesgd.training.state import TrainingState
+
+real = TrainingState.count_step
+
+def count_step(self):
+    real(self)
+    if os.environ["RANK"] == "1" and self.step == 31:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+TrainingState.count_step = count_step
+sys.argv = ["securesgd", *sys.argv[1:]]
+main()
+"""
+
+
+def test_steps_of_a_run_with_secret_noise_give_both_ranks_the_same_sums_again(launch):
+    """Its bits cannot be compared with another run's; that each step gave the sums on record is what resuming asks."""
+    words = [word for setting in SETTINGS if setting != "noise_seed=1" for word in ("--set", setting)]
+    command = ["train", "--dataset", "digits", "--method", "dpsgd", "--epsilon", "8", *words, "--out", "secret"]
+    killed, folder = launch("-c", KILLED_AT_31, *command), launch.place / "secret"
+    assert killed["codes"][1] == -9, killed
+    lines = (folder / "asked.json").read_text().splitlines()
+    steps = sorted(int(step) for line in lines for step in json.loads(line))
+    assert steps[-1] in (30, 31), "rank 0 may have begun the next one"
+    resumed = launch("train", "--resume", "--out", "secret")
+    assert resumed["codes"] == [0, 0], resumed["said"]
+    assert not (folder / "asked.json").exists()
+    assert replayed_statement(folder / "ledger.jsonl").epsilon <= 8
