@@ -22,8 +22,8 @@ NOT_MEASURED = {
         "3.11": "Python", "1906.01444": "arXiv",
     },
     "docs/speed.md": {
-        "1.6": "Opacus", "0.1": "a version", "0.2": "a version", "2.0": "jax-privacy", "1.15": "an aim", "1.3": "an aim",
-        "1.25": "an aim",
+        "1.6": "Opacus", "0.1": "a version", "0.2": "a version", "2.0": "jax-privacy", "1.15": "an aim",
+        "1.3": "an aim", "1.25": "an aim",
     },
     "docs/results.md": {
         "0.933": "DP-CERT", "0.813": "DP-CERT", "1.354": "DP-CERT", "0.690": "DP-CERT", "1.185": "DP-CERT",
