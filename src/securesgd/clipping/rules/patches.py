@@ -167,14 +167,15 @@ def _suits_groups(x: Tensor, g: Tensor, geometry: Geometry) -> bool:
         and rows * columns >= MANY
         and x.dtype == g.dtype == torch.float32
         and x.device.type == "cpu"
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
         and _processor_has_long_vectors()
     )
 
 
 @cache
 def _processor_has_long_vectors() -> bool:
-    return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    has_kernel: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return has_kernel and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _by_groups(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
