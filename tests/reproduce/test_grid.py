@@ -123,7 +123,7 @@ def test_one_row_of_the_table_adds_an_experiment(tmp_path, monkeypatch):
         cells=lambda profile: CELLS[: 2 if profile == "quick" else 8],
         measure=measured,
         draw=lambda rows, path: path.write_text(f"{len(rows)} rows"),
-        minutes={"quick": 120, "paper": 1200},
+        minutes={"quick": 120, "standard": 1200},
     )
     monkeypatch.setitem(EXPERIMENTS, "mine", mine)
     folders = ["--out", str(tmp_path), "--work", str(tmp_path / "work"), "--jobs", "1"]
@@ -132,7 +132,7 @@ def test_one_row_of_the_table_adds_an_experiment(tmp_path, monkeypatch):
     assert "mine: 2 cells to do, 0 done, about 4.0 hours" in result.stderr
     assert (tmp_path / "mine" / "figure.png").read_text() == "4 rows"
     assert "fixed seeds" in json.loads((tmp_path / "mine" / "environment.json").read_text())["noise"]
-    result = run_here("reproduce", "mine", "--profile", "paper", *folders)
+    result = run_here("reproduce", "mine", "--profile", "standard", *folders)
     assert "mine: 6 cells to do, 2 done" in result.stderr
     assert (tmp_path / "mine" / "figure.png").read_text() == "16 rows"
     assert "did you mean 'mine'?" in run_here("reproduce", "mime", *folders).stderr
