@@ -100,7 +100,9 @@ def main() -> None:
         for column in line
         if str(line[column]) != recorded[line["run"]][column]
     ]
-    print("as recorded, bit for bit" if not different else f"not as recorded: {'; '.join(different)}")
+    if different:
+        sys.exit(f"not as recorded: {'; '.join(different)}")
+    print("as recorded, bit for bit")
 
 
 if __name__ == "__main__":
