@@ -3,7 +3,7 @@
 Under autocast a layer's output, and the gradient that comes back to it, are stored in bfloat16. What is clipped and
 added up is the float32 gradient made of these stored numbers (`in_full`, which is exact): the norm is that of the very
 numbers that are summed, so the bound on rounding is that of float32 (`rules.forms`). bfloat16 makes the gradient
-another one, off by about one per cent; it does not loosen the bound on it.
+another one, off by several per cent; it does not loosen the bound on it.
 """
 
 __all__ = ["in_full", "in_precision", "validate_precision"]
