@@ -34,7 +34,7 @@ from securesgd.models.validate_network import random_inputs, run_network
 from securesgd.privacy import GaussianRelease, UnprotectedRelease
 from securesgd.runtime.import_path import load_function
 from securesgd.runtime.key_stream import KeyStream
-from securesgd.training.examples import Examples, as_examples
+from securesgd.training.examples import Examples, as_examples, require_other_examples
 from securesgd.training.one_off_release import OneOffRelease
 
 NetworkSource = str | nn.Module | Callable[..., nn.Module]
@@ -169,8 +169,13 @@ def redistribution_of(config: RunConfig, model: NoisyNetwork) -> Redistribution:
     return Redistribution(way=config.way, shape=model.output_shape, per="unit", r=r, details=details)
 
 
-def redistribution_release(config: RunConfig, model: nn.Module) -> OneOffRelease | None:
-    """Return the release of r from gradients, if the way needs one: on private data it costs, on public data not."""
+def redistribution_release(
+    config: RunConfig, model: nn.Module, private: Examples | None = None
+) -> OneOffRelease | None:
+    """Return the release of r from gradients, if the way needs one: on private data it costs, on public data not.
+
+    Raises: InvalidInputError if the public data are the `private` ones, which are not needed for its cost alone.
+    """
     settings, way = config.robustness, _way(config)
     if not isinstance(model, NoisyNetwork) or way.reads == "nothing":
         return None
@@ -183,7 +188,13 @@ def redistribution_release(config: RunConfig, model: nn.Module) -> OneOffRelease
             label="redistribution vector r", reason="r was computed on the private data without noise, as published"
         )
 
-    public = _public_examples(config, model) if way.reads == "public data" else None
+    public: Examples | None = None
+    if way.reads == "public data":
+        outputs = run_network(model, random_inputs(model, model.input_shape))
+        images, labels = public_examples(str(config.public_dataset), model.input_shape, int(outputs.shape[-1]))
+        if private is not None:
+            require_other_examples(private, images, labels)
+        public = as_examples((images, labels))
 
     def action(model: nn.Module, examples: Examples, stream: KeyStream) -> None:
         assert isinstance(model, NoisyNetwork)
@@ -259,12 +270,6 @@ def _parameters(config: RunConfig, input_shape: tuple[int, ...], classes: int) -
 def _per(config: RunConfig, model: NoisyNetwork) -> Per:
     is_convolution = config.robustness.place == "first-layer" and len(model.output_shape) == 3
     return config.robustness.per or ("channel" if is_convolution else "unit")  # type: ignore[return-value]
-
-
-def _public_examples(config: RunConfig, model: NoisyNetwork) -> Examples:
-    """Return the public examples in the shape of the model's inputs."""
-    outputs = run_network(model, random_inputs(model, model.input_shape))
-    return as_examples(public_examples(str(config.public_dataset), model.input_shape, int(outputs.shape[-1])))
 
 
 def _batches(examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:

@@ -187,6 +187,8 @@ class RunConfig:
                 f"public_dataset is {self.public_dataset}, but nothing reads it; valid: with redistribution = 'public' "
                 "or with public_steps"
             )
+        if self.public_dataset == self.dataset:
+            raise InvalidInputError(f"public_dataset is {self.dataset}, the private data; valid: another data set")
         if not self.public_steps:
             return
         if self.public_dataset is None:
@@ -194,8 +196,6 @@ class RunConfig:
                 f"public_steps is {self.public_steps}, but there is no public_dataset; valid: a data set you declare "
                 "public"
             )
-        if self.public_dataset == self.dataset:
-            raise InvalidInputError(f"public_dataset is {self.dataset}, the private data; valid: another data set")
         if method(self.method).adlm:
             raise InvalidInputError("public_steps are not for the method adlm; valid: public_steps = 0")
 

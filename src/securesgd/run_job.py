@@ -46,14 +46,14 @@ from securesgd.runtime.run_records import FORMAT, read_model_record
 from securesgd.runtime.storage import file_digest, write_json, write_whole
 from securesgd.runtime.tensors import load_tensors
 from securesgd.theory.class_balance import class_balance
-from securesgd.training.examples import as_examples, check_range, tensors_of
+from securesgd.training.examples import as_examples, check_range, data_digest, require_other_examples, tensors_of
 from securesgd.training.held_out import HeldOutMetrics
 from securesgd.training.loop import train as train_model
 from securesgd.training.optimizer import OwnOptimizer, OwnScheduler
 from securesgd.training.public_start import learn_from_public
 from securesgd.training.result import StepReport, TrainingResult
 from securesgd.training.step_loss import loss_of_step, per_example_cross_entropy
-from securesgd.training.trained_weights import remember_weights
+from securesgd.training.trained_weights import open_training, remember_weights, require_first_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,12 @@ class RunJob:
     def has_range(self) -> bool:
         """Whether certificates of the model are about inputs within a range."""
         return isinstance(self.model, NoisyNetwork | IntervalNetwork)
+
+    @property
+    def origin(self) -> str:
+        """Where the first weights come from, if from public data, in words: a resumed run must say the same."""
+        config = self.config
+        return f"{config.public_steps} public steps on {config.public_dataset}" if config.public_steps else ""
 
     def training_arguments(self) -> dict[str, Any]:
         """Return loss, optimizer, scheduler and one-off release for the training loop.
@@ -101,18 +107,27 @@ class RunJob:
             "loss": loss_of_step(model, None if self.loss is per_example_cross_entropy else self.loss),
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
-            "one_off_release": redistribution_release(config, model),
+            "one_off_release": redistribution_release(config, model, as_examples(self.examples)),
         }
 
-    def learn_from_public(self) -> None:
-        """Give the model its first weights, if they are to come from public data."""
+    def learn_from_public(self, folder: Path) -> None:
+        """Give the model its first weights, if they are to come from public data.
+
+        Raises: InvalidInputError if the model is in training or was trained on these data before (afterwards, nobody
+        would know its weights), or if the public data are the private ones.
+        """
         if not self.config.public_steps:
             return
-        inputs, _ = as_examples(self.examples).batch(np.arange(1))
+        config, examples = self.config, as_examples(self.examples)
+        if config.training.private and config.training.noise_seed is None:
+            require_first_training(self.model, data_digest(examples))
+        inputs, _ = examples.batch(np.arange(1))
         shape = tuple(inputs.shape[1:])
-        classes = run_network(self.model, random_inputs(self.model, shape)).shape[-1]
-        images, labels = public_examples(str(self.config.public_dataset), shape, classes)
-        learn_from_public(self.model, images, labels, steps=self.config.public_steps, seed=self.config.seed)
+        with open_training(self.model, folder):
+            classes = run_network(self.model, random_inputs(self.model, shape)).shape[-1]
+            images, labels = public_examples(str(config.public_dataset), shape, classes)
+            require_other_examples(examples, images, labels)
+            learn_from_public(self.model, images, labels, steps=config.public_steps, seed=config.seed)
 
     def require_config(self, saved: RunConfig, folder: str | Path) -> "RunJob":
         """Return this job if it has the configuration of the run in `folder`. Raises: InvalidInputError if not."""
@@ -204,7 +219,7 @@ def train_job(job: RunJob, claim: FolderClaim, on_step: Callable[[StepReport], A
     if claim.complete:
         return finished_run(job, claim.files)
     arguments = job.training_arguments()
-    Processes().on_first(lambda: None if claim.files.started else job.learn_from_public())
+    Processes().on_first(lambda: None if claim.files.started else job.learn_from_public(claim.files.path))
     metrics = job.metrics(claim.files)
     result = train_model(
         job.model,
@@ -214,6 +229,7 @@ def train_job(job: RunJob, claim: FolderClaim, on_step: Callable[[StepReport], A
         resume=True,  # the folder is ours: a new run has a configuration in it and nothing else
         finish=finish,
         on_step=metrics.watch(on_step),
+        origin=job.origin,
         **arguments,
     )
     return write_records(job, claim.files, metrics, result)

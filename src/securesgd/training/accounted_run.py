@@ -111,8 +111,8 @@ class AccountedRun:
         if not same:
             # Another learning rate leads to other gradients; under the same noise their difference has no noise left.
             raise InvalidInputError(
-                f"settings, model, loss, optimizer, number of examples or of processes are not those {files.path} was "
-                "started with; resume with the same, or start a new run"
+                "settings, first weights, model, loss, optimizer, number of examples or of processes are not those "
+                f"{files.path} was started with; resume with the same, or start a new run"
             )
         ledger = Ledger.open(files.ledger)
         try:

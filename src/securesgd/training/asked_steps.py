@@ -22,6 +22,9 @@ from securesgd.runtime.storage import parse_json, read_bytes, write_all, write_w
 from securesgd.training.batch import Batch
 from securesgd.training.code_fingerprint import describe_code
 
+_RELEASE = " release"
+"""After the number of a step: what was released besides the steps, before it."""
+
 
 class AskedSteps:
     """What the steps of a run were asked since its checkpoint, and the clipped sums they gave, as a chain of digests.
@@ -47,8 +50,8 @@ class AskedSteps:
         self._path, self._randomness, self.chain = path, randomness, chain
         if not begun and not path.exists():
             write_whole(path, _line({}), mode=0o600)  # so that a run that has begun always has one
-        self._digests = {n: d for n, d in _stored(path).items() if int(n) >= step}
-        if self.steps != set(range(step, step + len(self._digests))):
+        self._digests = {n: d for n, d in _stored(path).items() if _step_of(n) >= step}
+        if self.steps != set(range(step, step + len(self.steps))):
             raise DamagedFileError(
                 f"{path} does not begin with step {step + 1}, as the checkpoint does; valid: files of one moment, or "
                 "to finish the run as it is"
@@ -61,7 +64,7 @@ class AskedSteps:
     @property
     def steps(self) -> set[int]:
         """The steps since the checkpoint that were asked something."""
-        return {int(number) for number in self._digests}
+        return {int(entry) for entry in self._digests if entry.isdecimal()}
 
     def record(self, step: int, asked: str, *, wait: bool = False) -> str:
         """Begin to write what step `step` is asked and gives, and return the chain with it; end it, too, if `wait`.
@@ -69,22 +72,33 @@ class AskedSteps:
         The result of the step must not be seen before `wait` has returned.
         Raises: InvalidInputError if it was something else before.
         """
+        what = f"step {step + 1} was run before with other inputs, targets or another loss, or gave other sums,"
+        self._record(str(step), asked, what)
+        if wait:
+            self.wait()
+        return self.chain
+
+    def record_release(self, step: int, given: str) -> None:
+        """Write what the one-off release before step `step` gave. Raises: InvalidInputError if it was something else.
+
+        Its result must not be seen before this has returned.
+        """
+        self._record(f"{step}{_RELEASE}", given, f"the release before step {step + 1} gave something else before")
+        self.wait()
+
+    def _record(self, entry: str, asked: str, what: str) -> None:
         self.wait()
         chain = self._randomness.name(f"{self.chain} {asked}")
-        before = self._digests.get(str(step))
+        before = self._digests.get(entry)
         if before not in (None, chain):
             raise InvalidInputError(
-                f"step {step + 1} was run before with other inputs, targets or another loss, or gave other sums, and "
-                "is paid for once; valid: the same with the same code, libraries and machine, or to finish the run as "
-                "it is"
+                f"{what} and is paid for once; valid: the same with the same code, libraries and machine, or to finish "
+                "the run as it is"
             )
         self.chain = chain
         if before is None:
-            self._digests[str(step)] = chain
-            self._writing = self._writer.submit(self._write, {str(step): chain})
-        if wait:
-            self.wait()
-        return chain
+            self._digests[entry] = chain
+            self._writing = self._writer.submit(self._write, {entry: chain})
 
     def wait(self) -> None:
         """Return when all that was recorded is on disk. Raises: OSError if it cannot be written."""
@@ -119,6 +133,11 @@ class AskedSteps:
             self._file = None
 
 
+def _step_of(entry: str) -> int:
+    """Return the step of an entry: one for a step, or one for a release before it."""
+    return int(entry.removesuffix(_RELEASE))
+
+
 def _line(digests: dict[str, str]) -> bytes:
     return (json.dumps(digests) + "\n").encode()
 
@@ -132,7 +151,7 @@ def _is_open_at(descriptor: int, path: Path) -> bool:
 
 
 def _stored(path: Path) -> dict[str, str]:
-    """Return the digests in a file, step to digest: lines of JSON objects.
+    """Return the digests in a file, by step (and by the release before one): lines of JSON objects.
 
     A last line that was cut off while it was written is left out: its step was not released.
     Raises: DamagedFileError for anything else.
@@ -151,7 +170,9 @@ def _stored(path: Path) -> dict[str, str]:
             if 0 < number == len(whole):
                 break
             entry = None
-        if not isinstance(entry, dict) or not all(n.isdecimal() and isinstance(d, str) for n, d in entry.items()):
+        if not isinstance(entry, dict) or not all(
+            n.removesuffix(_RELEASE).isdecimal() and isinstance(d, str) for n, d in entry.items()
+        ):
             raise DamagedFileError(f"{path} is damaged, so the run cannot be resumed; it was left untouched")
         digests |= entry
     return digests

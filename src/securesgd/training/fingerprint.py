@@ -44,6 +44,8 @@ class ResumeFingerprint:
     """Names and numbers of the user's own optimizer and scheduler; empty for those of the settings."""
     project: Callable[[nn.Module], None] | None = None
     """What moves the weights after each step, if it is not the model's own."""
+    origin: str = ""
+    """Where the first weights come from, if that is recorded and could be claimed to be something else later."""
 
     @property
     def device(self) -> str:
@@ -62,7 +64,8 @@ class ResumeFingerprint:
         The model counts by its structure and its tensors' names, shapes and whether they are trained; the one-off
         release by its step and event; optimizer and scheduler by names, numbers and what they do in a trial; loss,
         projection and layers that are not of torch or this package by their code too, as far as Python shows it
-        (`describe_code`). Without `by_process` the number of processes does not count.
+        (`describe_code`). Without `by_process` the number of processes does not count, nor does `origin`: the noise of
+        a seed is bound to the first weights themselves.
         """
         tensors = sorted(f"{name} {list(t.shape)} {t.dtype}" for name, t in self.model.state_dict().items())
         trained = sorted(name for name, p in self.model.named_parameters() if p.requires_grad)
@@ -82,6 +85,8 @@ class ResumeFingerprint:
             parts += (self.optimizer,)
         if self.examples > MOST_BY_WORD:  # sampled otherwise by version 0.2: no step of it may be repeated
             parts += ("sampled by gaps",)
+        if by_process and self.origin:
+            parts += (self.origin,)
         parts += tuple(part for part in self._own_code() if part)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 

@@ -35,6 +35,7 @@ def train(
     project: Callable[[nn.Module], None] | None = None,
     one_off_release: OneOffRelease | None = None,
     not_private: str = "the method does not protect the training data",
+    origin: str = "",
 ) -> TrainingResult:
     """Train `model` in place by DP-SGD and return the run's result with its privacy statement.
 
@@ -68,6 +69,7 @@ def train(
     `project` is called after each step and may move the weights (post-processing, for example onto a sensitivity
     bound); without it, the model's own method `project()` is, if it has one. `one_off_release` may read the data once,
     for a cost of its own. `not_private` is the reason that the ledger gives if the settings have private=False.
+    `origin` says where the first weights come from; a run is not resumed with another one.
     Under torchrun each rank handles its share of every sample; noise is added once, to the sum.
     """
     training = PrivateTraining(
@@ -84,6 +86,7 @@ def train(
         project=project,
         one_off_release=one_off_release,
         not_private=not_private,
+        origin=origin,
     )
     with closing(training), training.signals, closing(training.batches()) as batches:
         for batch in batches:

@@ -70,12 +70,13 @@ class PrivateTraining:
         project: Callable[[nn.Module], None] | None = None,
         one_off_release: OneOffRelease | None = None,
         not_private: str = "the method does not protect the training data",
+        origin: str = "",
     ) -> None:
         self._started, self._process = time.perf_counter(), os.getpid()
         self.model, self.settings = model, settings
         self.signals = StopSignals()
         self._loss, self._on_step, self._one_off_release = loss, on_step, one_off_release
-        self._not_private, self._is_finish = not_private, finish
+        self._not_private, self._is_finish, self._origin = not_private, finish, origin
         self._processes, self._files, self._examples = Processes(), RunFolder(folder), as_examples(data)
         if settings.rate(len(self._examples)) * len(self._examples) > MOST_EXAMPLES / 2:  # never is a sample twice that
             raise InvalidInputError(f"batch_size is {settings.batch_size}; valid: at most {MOST_EXAMPLES // 2}")
@@ -122,10 +123,8 @@ class PrivateTraining:
 
         def open_run() -> tuple[Randomness, Checkpoint, bool, float]:
             loss, optimizer = self._loss or loss_of_each_step, state.optimizer.fingerprint()
-            size, one_off, sensitivity = len(self._examples), self._one_off_release, self._engine.sensitivity
-            fingerprint = ResumeFingerprint(
-                settings, self.model, loss, size, processes.count, one_off, sensitivity, optimizer, project
-            )
+            asked = settings, self.model, loss, len(self._examples), processes.count, self._one_off_release
+            fingerprint = ResumeFingerprint(*asked, self._engine.sensitivity, optimizer, project, self._origin)
             digest = data_digest(self._examples)
             if not resuming and settings.private and settings.noise_seed is None:
                 require_first_training(self.model, digest)
@@ -269,7 +268,7 @@ class PrivateTraining:
             self._pay(lambda run: run.reserve_block(state.step, self._not_private))
         if self._one_off_release is not None and state.step == self._one_off_release.step:
             self._pay(lambda run: run.record_one_off_release(state.step))
-            self._one_off_release.run(model, self._examples, self._randomness, processes)
+            self._one_off_release.run(model, self._examples, self._randomness, processes, self._asked)
         step = self._step
         if self._is_recorded:  # the batch and the loss of a fixed loop are what fingerprint and key say
             asked = " ".join(processes.gather(asked_digest(batch, loss))) if self._own_loop else ""

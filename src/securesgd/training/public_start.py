@@ -8,6 +8,7 @@ __all__ = ["learn_from_public"]
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from securesgd.clipping.losses import row_losses
 from securesgd.data.public_images import moved_images
 from securesgd.errors import InvalidInputError
 from securesgd.models.interval_network import IntervalNetwork
+from securesgd.models.noise_layer import Scale
+from securesgd.training.state import projection
 from securesgd.training.step_loss import loss_of_step
 
 BATCH, LEARNING_RATE = 128, 2e-3
@@ -39,14 +42,17 @@ def learn_from_public(
     """
     loss, trained = loss_of_step(model, None), [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(trained, lr=LEARNING_RATE)
-    project = getattr(model, "project", lambda: None)
+    project = projection(model, None)
     planned = model.steps if isinstance(model, IntervalNetwork) else None
+    scales = {m: m.learning for m in model.modules() if isinstance(m, Scale) and m.learning is not None}
     device = trained[0].device
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model.train()
         if isinstance(model, IntervalNetwork):
             model.steps = steps  # the radius grows over the public steps, and again from 0 over the private ones
+        for scale, learning in scales.items():
+            scale.learning = replace(learning, steps=steps)  # so do the grids, from the coarsest
         for step in range(steps):
             chosen = torch.randint(len(images), (BATCH,))
             inputs, targets = moved_images(images[chosen]).to(device), labels[chosen].to(device)
@@ -65,3 +71,6 @@ def learn_from_public(
     if isinstance(model, IntervalNetwork):
         model.steps = planned
         model.steps_done.zero_()
+    for scale, learning in scales.items():
+        scale.learning = learning
+        scale.steps_done.zero_()

@@ -1,0 +1,194 @@
+"""Attacks on what training does besides its steps: first weights from public data, and the release of r."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import securesgd as ss
+from securesgd.config import run_config, saved_config
+from securesgd.data.load import load_data
+from securesgd.errors import InvalidInputError
+from securesgd.models import gradient_scores
+from securesgd.models.noise_layer import ScaleLearning
+from securesgd.run_training import train_run
+from securesgd.training.private_training import PrivateTraining
+from securesgd.training.public_start import learn_from_public
+from securesgd.training.settings import TrainingSettings
+
+SMALL = {"noise_multiplier": 1.0, "delta": 1e-4, "batch_size": 16, "accountant": "rdp"}
+PUBLIC = {"public_dataset": "digits", "public_steps": 1}
+RUN = {"batch_size": 60, "steps": 3, "copies": 1, "accountant": "rdp", "network": "digits-cnn", "checkpoint_steps": 1}
+
+
+class StoppedError(Exception):
+    """A run that was killed."""
+
+
+def stop_at(step):
+    def on_step(report):
+        if report.step == step:
+            raise StoppedError
+
+    return on_step
+
+
+def digits(count=120, factor=1.0):
+    data = load_data("digits")
+    return data.train_inputs[:count] * factor, data.train_targets[:count]
+
+
+def save(path, inputs, targets):
+    x, y = inputs.numpy(), targets.numpy()
+    np.savez(path, x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
+    return str(path)
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+# First weights from public data.
+
+
+def test_public_steps_do_not_hide_that_a_model_was_trained_on_the_data_before(tmp_path):
+    """Weights are known by their bits, and a single public step would change them."""
+    model, data = linear(), digits(factor=0.9)
+    ss.train(model, data, out=tmp_path / "first", steps=2, **SMALL)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(InvalidInputError, match="was trained on these data before"):
+        ss.train(model, data, out=tmp_path / "second", steps=2, **SMALL, **PUBLIC)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert not (tmp_path / "second").exists()
+
+
+def test_public_steps_leave_a_model_alone_that_is_in_training(tmp_path):
+    model, data = linear(), digits(factor=0.9)
+    settings = TrainingSettings(steps=2, **SMALL)
+    training = PrivateTraining(model, data, settings, tmp_path / "open")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(InvalidInputError, match="is being trained"):
+        ss.train(model, data, out=tmp_path / "second", steps=2, **SMALL, **PUBLIC)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    training.close()
+
+
+@pytest.mark.parametrize("way", [{"public_steps": 1}, {"redistribution": "public"}])
+def test_private_data_under_another_name_are_not_public(tmp_path, way):
+    private = save(tmp_path / "x.npz", *digits())
+    copied = save(tmp_path / "copy.npz", *digits())
+    for public in (private, f"{tmp_path}/./x.npz", copied):
+        with pytest.raises(InvalidInputError, match=r"the private data|private examples are in public_dataset"):
+            train_run(run_config(private, "secure-sgd", **RUN, **way, public_dataset=public), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_the_public_data_of_a_run_that_is_under_way_cannot_be_renamed(tmp_path):
+    """Its weights come from what config.toml said when it was started, and so must what its model card says."""
+    config = run_config(save(tmp_path / "x.npz", *digits(factor=0.9)), "secure-sgd", **RUN, **PUBLIC)
+    folder = tmp_path / "run"
+    with pytest.raises(StoppedError):
+        train_run(config, folder, on_step=stop_at(2))
+    text = (folder / "config.toml").read_text()
+    for edited in (
+        text.replace("public_steps = 1\n", "").replace('public_dataset = "digits"\n', ""),
+        text.replace("public_steps = 1", "public_steps = 5"),
+        text.replace('"digits"', '"mnist"'),
+    ):
+        assert edited != text
+        (folder / "config.toml").write_text(edited)
+        for finish in (False, True):
+            with pytest.raises(InvalidInputError, match="first weights"):
+                train_run(saved_config(folder), folder, resume=not finish, finish=finish)
+    (folder / "config.toml").write_text(text)
+    assert train_run(config, folder, resume=True).check().passed
+
+
+def test_the_grids_of_a_learned_r_start_with_the_private_steps_anew():
+    """They are spread over the private steps; after as many public ones, the first would have been the last."""
+    learning = ScaleLearning(grid=2, steps=4)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    model = ss.NoisyNetwork(
+        network, (1, 8, 8), norm="l2", radius_per_std=0.2, redistribution="learned", learning=learning
+    )
+    learn_from_public(model, *digits(), steps=4, seed=0)
+    scale = model.noisy.scale
+    blocks = scale.values.detach().log().view(1, 2, 4, 2, 4)
+    assert scale.learning is learning
+    assert int(scale.steps_done) == 0
+    assert float(blocks.std(dim=(2, 4)).max()) > 1e-4  # finer grids were used on the public images
+    probe = torch.randn(1, 8, 8)
+    assert torch.equal(scale.block_average(probe), scale.block_average(scale.block_average(probe))) or torch.allclose(
+        scale.block_average(probe).view(1, 2, 4, 2, 4).std(dim=(2, 4)), torch.zeros(1, 2, 2), atol=1e-6
+    )
+
+
+def test_public_steps_call_a_layer_named_project_as_a_layer_only(tmp_path):
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Linear(64, 10)
+
+        def forward(self, x):
+            return self.project(x.flatten(1))
+
+    ss.train(Own(), digits(factor=0.9), out=tmp_path / "run", steps=1, **SMALL, **PUBLIC)
+
+
+# The release of r between two steps.
+
+
+class Sharpness(nn.Module):
+    """A layer with a number that no record of the model shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = [1.0]
+
+    def forward(self, x):
+        return torch.tanh(x * self.numbers[0])
+
+
+def test_one_noise_does_not_give_two_vectors_r(tmp_path, monkeypatch):
+    """Killed after r, the run is resumed by a program that alters the model where the record of steps does not look."""
+    asked = []
+    release = gradient_scores.GridRelease.release
+    monkeypatch.setattr(
+        gradient_scores.GridRelease,
+        "release",
+        lambda self, sums, *a, **k: asked.append(1) or release(self, sums, *a, **k),
+    )
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(60, 6, generator=generator)
+    data = inputs, (inputs[:, 0] > 0.5).long()
+
+    def attempt(change, resume):
+        torch.manual_seed(0)
+        layer = Sharpness()
+        network = nn.Sequential(nn.Linear(6, 8), layer, nn.Linear(8, 3))
+        model = ss.NoisyNetwork(network, (6,), radius_per_std=0.2, redistribution="private")
+        even = model.noisy.noise.std.clone()
+
+        def on_step(report):
+            if report.step == 2 and change:
+                layer.numbers[0] = 30.0
+            if report.step == 3 and not resume:
+                raise StoppedError
+
+        settings = SMALL | {"steps": 4, "r_step": 0.5, "r_noise_multiplier": 2.0}
+        try:
+            ss.train(model, data, out=tmp_path / "run", on_step=on_step, resume=resume, **settings)
+        finally:
+            shown.append(not torch.allclose(model.noisy.noise.std, even))
+
+    shown = []
+    with pytest.raises(StoppedError):
+        attempt(change=False, resume=False)
+    with pytest.raises(InvalidInputError, match="the release before step 3 gave something else"):
+        attempt(change=True, resume=True)
+    attempt(change=False, resume=True)
+    assert shown == [True, False, True]
