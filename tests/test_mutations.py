@@ -280,6 +280,7 @@ MUTATIONS = {
     "steps of a fixed loop not recorded": ("training/private_training.py", "self._own_loop or (settings.private and settings.noise_seed is None)", "self._own_loop", "hostile/test_own_loops.py -k train_does_not"),
     "record of what was asked may be missing": ("training/asked_steps.py", "if not begun and not path.exists():", "if not path.exists():", "hostile/test_own_loops.py -k taken_away"),
     "ledger cut off behind what was asked": ("training/accounted_run.py", "if asked.steps:", "if False:", "hostile/test_own_loops.py -k edited"),
+    "images in channels_last before a first group norm": ("clipping/passes.py", "    return any(found)\n", "    return False\n", "hostile/test_newest_training.py -k group_norm"),
     "release of r not recorded": ("training/one_off_release.py", "processes.on_first(lambda: asked and asked.record_release(", "processes.on_first(lambda: None and asked.record_release(", "hostile/test_newest_training.py -k two_vectors"),
     "r of a refused release left in the model": ("training/one_off_release.py", "            model.load_state_dict(before)\n", "", "hostile/test_newest_training.py -k two_vectors"),
     "public steps hide an earlier training": ("run_job.py", "            require_first_training(self.model, data_digest(examples))\n", "            pass\n", "hostile/test_newest_training.py -k trained_on_the_data"),

@@ -17,6 +17,7 @@ from securesgd.run_training import train_run
 from securesgd.training.private_training import PrivateTraining
 from securesgd.training.public_start import learn_from_public
 from securesgd.training.settings import TrainingSettings
+from tests.forked import run_forked
 
 SMALL = {"noise_multiplier": 1.0, "delta": 1e-4, "batch_size": 16, "accountant": "rdp"}
 PUBLIC = {"public_dataset": "digits", "public_steps": 1}
@@ -192,3 +193,33 @@ def test_one_noise_does_not_give_two_vectors_r(tmp_path, monkeypatch):
         attempt(change=True, resume=True)
     attempt(change=False, resume=True)
     assert shown == [True, False, True]
+
+
+# Layers that torch itself breaks on.
+
+FIRST_NORM = """
+import sys, torch
+from torch import nn
+from securesgd.clipping.engine import ClippingEngine
+
+kind, rows = sys.argv[1], int(sys.argv[2])
+torch.manual_seed(0)
+stem = nn.Conv2d(3, 4, 3, padding=1).requires_grad_(False) if kind == "frozen" else nn.Identity()
+channels = 4 if kind == "frozen" else 3
+layers = [stem, nn.GroupNorm(1, channels)] + ([] if kind == "bare" else [nn.Conv2d(channels, 4, 3), nn.ReLU()])
+model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(144 if kind != "bare" else 192, 3))
+x, y = torch.rand(rows, 3, 8, 8), torch.arange(rows) % 3
+x = x.to(memory_format=torch.channels_last) if kind == "bare" else x
+loss = nn.CrossEntropyLoss(reduction="none")
+engine = ClippingEngine(model, 1.0)
+engine.clipped_sum(x, y, loss)
+fast = engine.clipped_sum(x, y, loss)
+print(engine.slow_reason, bool(torch.isfinite(fast.norms).all()))
+"""
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("first", 33), ("first", 300), ("frozen", 33), ("bare", 33)])
+def test_a_first_group_norm_does_not_end_the_process(kind, rows):
+    """In channels_last, torch writes to the gradient of an input that has none: the process is gone, the run with it."""
+    result = run_forked(FIRST_NORM, kind, str(rows), OMP_NUM_THREADS="1")
+    assert (result.returncode, result.stdout) == (0, "None True\n")

@@ -46,8 +46,9 @@ class Batch:
         if self.copies > 1:
             rows = rows if self.copies_given else rows.repeat_interleave(self.copies, dim=0)
             targets = targets.repeat_interleave(self.copies, dim=0)
-        if channels_last and rows.dim() == 4:
-            rows = torch.empty_like(rows, memory_format=torch.channels_last).copy_(rows)
+        if rows.dim() == 4:
+            last = torch.channels_last
+            rows = torch.empty_like(rows, memory_format=last).copy_(rows) if channels_last else rows.contiguous()
         return rows, targets
 
 

@@ -32,7 +32,7 @@ from securesgd.clipping.batch import Batch, require_fitting
 from securesgd.clipping.fast_path import FastPath
 from securesgd.clipping.losses import Loss, loss_code, per_example, row_losses, runs_model
 from securesgd.clipping.micro_batch import FEWEST, examples_at_once
-from securesgd.clipping.passes import Passes, replica
+from securesgd.clipping.passes import Passes, needs_contiguous_images, replica
 from securesgd.clipping.precision import in_precision, validate_precision
 from securesgd.clipping.rules.embedding import embedding_gradients
 from securesgd.clipping.rules.forms import FastPathError, Scratch, rounding_slack
@@ -182,7 +182,7 @@ class ClippingEngine:
         losses = [torch.zeros(0, dtype=example.dtype, device=example.device)]
         step = micro_batch or self._examples_at_once(batch)
         self._calls += 1 if len(batch) else 0
-        if len(batch) and (self._is_new(loss) or is_due(self._calls)):
+        if len(batch) and (self._is_new(loss, batch) or is_due(self._calls)):
             self._check_separation(batch.take(slice(0, max(2, step))))  # one alone cannot be compared
         buffers = BufferState.capture(self.model)
         for start in range(0, len(batch), step):
@@ -199,7 +199,7 @@ class ClippingEngine:
         norms = square.sqrt().to(example.dtype).masked_fill(skipped, float("nan"))
         return ClippedSum(gradients, norms, value.masked_fill(skipped, float("nan")), int(skipped.sum()))
 
-    def _is_new(self, loss: Loss) -> bool:
+    def _is_new(self, loss: Loss, batch: Batch) -> bool:
         """Return whether this loss was not seen before with these layers: nothing found before counts for it."""
         code, structure = loss_code(loss), model_structure(self.model)
         same = same_structure(structure, self._structure)
@@ -208,6 +208,7 @@ class ClippingEngine:
         if self._losses:
             self._checked_call, self._fast_path_verified = 0, False
             self._separate_units.clear()
+        self._channels_last &= not needs_contiguous_images(self.model, batch.take(slice(0, 1)).rows(False)[0])
         self._losses, self._structure = {code} | (self._losses if same else set()), structure
         if runs_model(loss):
             warnings.warn("clipping runs the examples one by one: the loss runs the model itself", stacklevel=4)
@@ -215,8 +216,7 @@ class ClippingEngine:
 
     def _examples_at_once(self, batch: Batch) -> int:
         """Return into pieces of how many examples a batch is cut: nearly equal ones that fit (`micro_batch.py`)."""
-        count = len(batch)
-        if count <= FEWEST:
+        if (count := len(batch)) <= FEWEST:
             return max(1, count)
         key = (batch.inputs.shape[1:], batch.inputs.dtype, batch.copies, batch.copies_given, self.model.training)
         if key not in self._fitting:

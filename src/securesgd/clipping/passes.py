@@ -3,7 +3,7 @@
 `separation` compares such passes with each other: the same examples beside other examples, alone, or in a later pass.
 """
 
-__all__ = ["Pass", "Passes", "replica", "same_values", "take_rows"]
+__all__ = ["Pass", "Passes", "needs_contiguous_images", "replica", "same_values", "take_rows"]
 
 import copy
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from securesgd.clipping.losses import Loss, row_losses
 from securesgd.clipping.precision import in_precision
 from securesgd.errors import InvalidInputError
 from securesgd.runtime.machine import Precision
-from securesgd.runtime.random_state import RandomState
+from securesgd.runtime.random_state import BufferState, RandomState
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,35 @@ class _ConstantRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 self.complete = False
         return result
+
+
+def needs_contiguous_images(model: nn.Module, row: Tensor) -> bool:
+    """Return whether a `GroupNorm` that is trained gets an input without a gradient, from zeros in the shape of `row`.
+
+    In channels_last, torch's backward pass of such a layer ends the process: it writes to a gradient that is not there.
+    """
+    copied, before = replica(model), RandomState.capture(model, numpy_and_python=True)
+    norms = [m for m in copied.modules() if isinstance(m, nn.GroupNorm) and m.affine]
+    if not norms:
+        return False
+    buffers, found = BufferState.capture(model), [False]
+
+    def note(norm: nn.Module, args: tuple[Any, ...]) -> None:
+        trained = any(p.requires_grad for p in norm.parameters())
+        found.append(trained and any(isinstance(x, Tensor) and not x.requires_grad for x in args))
+
+    handles = [norm.register_forward_pre_hook(note) for norm in norms]
+    try:
+        with torch.enable_grad():
+            copied(torch.zeros_like(row))
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return True  # it was not seen to have one
+    finally:
+        for handle in handles:
+            handle.remove()
+        before.restore()
+        buffers.restore()
+    return any(found)
 
 
 def replica(model: nn.Module) -> nn.Module:
