@@ -281,6 +281,8 @@ MUTATIONS = {
     "record of what was asked may be missing": ("training/asked_steps.py", "if not begun and not path.exists():", "if not path.exists():", "hostile/test_own_loops.py -k taken_away"),
     "ledger cut off behind what was asked": ("training/accounted_run.py", "if asked.steps:", "if False:", "hostile/test_own_loops.py -k edited"),
     "images in channels_last before a first group norm": ("clipping/passes.py", "    return any(found)\n", "    return False\n", "hostile/test_newest_training.py -k group_norm"),
+    "later steps forgotten at a checkpoint": ("training/asked_steps.py", "for n, d in self._digests.items() if _step_of(n) >= step}", "for n, d in self._digests.items() if False}", "hostile/test_newest_training.py -k forget"),
+    "record and checkpoint older than the ledger": ("training/accounted_run.py", "if step + len(asked.steps) < max(blocks, default=0):", "if False:", "hostile/test_newest_training.py -k earlier_moment"),
     "release of r not recorded": ("training/one_off_release.py", "processes.on_first(lambda: asked and asked.record_release(", "processes.on_first(lambda: None and asked.record_release(", "hostile/test_newest_training.py -k two_vectors"),
     "r of a refused release left in the model": ("training/one_off_release.py", "            model.load_state_dict(before)\n", "", "hostile/test_newest_training.py -k two_vectors"),
     "public steps hide an earlier training": ("run_job.py", "            require_first_training(self.model, data_digest(examples))\n", "            pass\n", "hostile/test_newest_training.py -k trained_on_the_data"),

@@ -10,14 +10,18 @@ from torch import nn
 import securesgd as ss
 from securesgd.config import run_config, saved_config
 from securesgd.data.load import load_data
-from securesgd.errors import InvalidInputError
+from securesgd.errors import DamagedFileError, InvalidInputError
 from securesgd.models import gradient_scores
 from securesgd.models.noise_layer import ScaleLearning
 from securesgd.run_training import train_run
 from securesgd.training.private_training import PrivateTraining
 from securesgd.training.public_start import learn_from_public
 from securesgd.training.settings import TrainingSettings
+from tests.clipping.clipping_reference import cross_entropy
 from tests.forked import run_forked
+from tests.training.conftest import small_data, small_model, small_settings
+
+from .test_own_loops import run_until
 
 SMALL = {"noise_multiplier": 1.0, "delta": 1e-4, "batch_size": 16, "accountant": "rdp"}
 PUBLIC = {"public_dataset": "digits", "public_steps": 1}
@@ -195,6 +199,47 @@ def test_one_noise_does_not_give_two_vectors_r(tmp_path, monkeypatch):
     assert shown == [True, False, True]
 
 
+# The record of what steps were asked.
+
+
+def own_loop(folder, checkpoint_steps, **options):
+    settings = small_settings(noise_seed=None, checkpoint_steps=checkpoint_steps, block_steps=1)
+    return PrivateTraining(small_model(), small_data(), settings, folder, **options)
+
+
+def doubled(outputs, targets):
+    return 2 * cross_entropy(outputs, targets)
+
+
+def test_a_checkpoint_does_not_forget_what_an_earlier_attempt_was_asked_later(tmp_path):
+    """The first attempt comes to step 9 without a checkpoint; the second writes one after 5, and alters step 8."""
+    run_until(own_loop(tmp_path, 100), 9).close()
+    second = run_until(own_loop(tmp_path, 5, resume=True), 7)
+    with pytest.raises(InvalidInputError, match="step 8 was run before"):
+        run_until(second, 8, loss=doubled)
+    third = run_until(own_loop(tmp_path, 5, resume=True), 6)
+    third.close()
+    with pytest.raises(InvalidInputError, match="step 9 was run before"):
+        run_until(run_until(own_loop(tmp_path, 5, resume=True), 8), 9, loss=doubled)
+    assert run_until(own_loop(tmp_path, 5, resume=True), 20).finish().steps == 20
+
+
+def test_checkpoint_and_record_of_an_earlier_moment_are_refused(tmp_path):
+    """They fit each other, but the ledger shows that later steps were run, which they would let be asked anew."""
+    training = run_until(own_loop(tmp_path, 3), 4)
+    names = ("checkpoint.safetensors", "asked.json", "secret.json")
+    kept = {name: (tmp_path / name).read_bytes() for name in names}
+    run_until(training, 8).close()
+    now = {name: (tmp_path / name).read_bytes() for name in names}
+    for name, content in kept.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DamagedFileError, match=r"asked\.json lacks steps that were run"):
+        own_loop(tmp_path, 3, resume=True)
+    for name, content in now.items():
+        (tmp_path / name).write_bytes(content)
+    assert run_until(own_loop(tmp_path, 3, resume=True), 20).finish().steps == 20
+
+
 # Layers that torch itself breaks on.
 
 FIRST_NORM = """
@@ -220,6 +265,6 @@ print(engine.slow_reason, bool(torch.isfinite(fast.norms).all()))
 
 @pytest.mark.parametrize(("kind", "rows"), [("first", 33), ("first", 300), ("frozen", 33), ("bare", 33)])
 def test_a_first_group_norm_does_not_end_the_process(kind, rows):
-    """In channels_last, torch writes to the gradient of an input that has none: the process is gone, the run with it."""
+    """In channels_last, torch writes to the gradient of an input that has none: the process is gone, and the run."""
     result = run_forked(FIRST_NORM, kind, str(rows), OMP_NUM_THREADS="1")
     assert (result.returncode, result.stdout) == (0, "None True\n")

@@ -151,13 +151,24 @@ class AccountedRun:
     def asked_steps(self, step: int) -> AskedSteps:
         """Return the record of what the steps from `step` on, that of the checkpoint, were asked and gave.
 
-        Raises: DamagedFileError if it is damaged, or has a step that the ledger lacks.
+        Raises: DamagedFileError if it is damaged, or has a step that the ledger lacks; or if it lacks a step that was
+        run before the last block was paid for: restored with the checkpoint of the same moment, it would let those
+        steps be asked anything once more.
         """
         begun, chain = bool(self.ledger.events), str(self.record.get("asked", ""))
         asked = AskedSteps(self.files.asked, self.randomness, step, chain, begun=begun)
         try:
             if asked.steps:
                 self._require_reserved(max(asked.steps))
+            blocks = [r.block.first_step for r in self.ledger.records if r.block and r.block.stream == self.stream]
+            if step + len(asked.steps) < max(blocks, default=0):
+                raise DamagedFileError(
+                    f"{self.files.asked} lacks steps that were run, by {self.files.ledger.name}; valid: files of one "
+                    "moment, or to finish the run as it is"
+                )
+        except DamagedFileError:
+            asked.close()
+            raise
         except PrivacyError:
             asked.close()
             raise DamagedFileError(

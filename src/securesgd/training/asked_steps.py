@@ -106,10 +106,13 @@ class AskedSteps:
             self._writing.result()
             self._writing = None
 
-    def forget(self) -> None:
-        """Drop the steps so far, which a checkpoint has now: they are never run again."""
+    def forget(self, step: int) -> None:
+        """Drop the steps before `step`, which a checkpoint has now: they are never run again.
+
+        Those after it stay: an earlier attempt, with fewer checkpoints, may have come further than this one.
+        """
         self.wait()
-        self._digests.clear()
+        self._digests = {n: d for n, d in self._digests.items() if _step_of(n) >= step}
         self._close_file()
 
     def close(self) -> None:

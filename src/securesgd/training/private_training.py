@@ -315,7 +315,7 @@ class PrivateTraining:
             checkpoint = Checkpoint(checkpoint.tensors, checkpoint.record | {"asked": self._asked.chain})
         paid = run.save(checkpoint, self._state.step)
         if self._asked is not None:
-            self._asked.forget()
+            self._asked.forget(self._state.step)
         return paid
 
     def _pay(self, action: Callable[[AccountedRun], float]) -> None:
