@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import securesgd as ss
+from securesgd.clipping.engine import ClippingEngine
 from securesgd.config import run_config, saved_config
 from securesgd.data.load import load_data
 from securesgd.errors import DamagedFileError, InvalidInputError
@@ -17,7 +18,7 @@ from securesgd.run_training import train_run
 from securesgd.training.private_training import PrivateTraining
 from securesgd.training.public_start import learn_from_public
 from securesgd.training.settings import TrainingSettings
-from tests.clipping.clipping_reference import cross_entropy
+from tests.clipping.clipping_reference import cross_entropy, distance
 from tests.forked import run_forked
 from tests.training.conftest import small_data, small_model, small_settings
 
@@ -238,6 +239,73 @@ def test_checkpoint_and_record_of_an_earlier_moment_are_refused(tmp_path):
     for name, content in now.items():
         (tmp_path / name).write_bytes(content)
     assert run_until(own_loop(tmp_path, 3, resume=True), 20).finish().steps == 20
+
+
+# Rounding and odd shapes: the gradient of each output is what the attacker says.
+
+
+class Given(torch.autograd.Function):
+    """Losses of 0 (or NaN, for a null record) whose gradient for the outputs is `gradient`."""
+
+    @staticmethod
+    def forward(ctx, outputs, gradient):
+        ctx.save_for_backward(gradient)
+        ctx.kind = outputs.dtype
+        return gradient.flatten(1).sum(1) * 0
+
+    @staticmethod
+    def backward(ctx, weights):
+        (gradient,) = ctx.saved_tensors
+        return (gradient * weights.view(-1, *[1] * (gradient.dim() - 1))).to(ctx.kind), None
+
+
+class Sequence(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.LSTM(8, 16, num_layers=2, bidirectional=True, batch_first=True)
+
+    def forward(self, x):
+        return self.inner(x)[0]
+
+
+ODD = {
+    "groups": (lambda: nn.Conv2d(8, 16, (1, 3), (3, 2), (1, 0), (3, 1), groups=4), (8, 5, 9)),
+    "same": (lambda: nn.Conv2d(16, 16, (2, 3), padding="same", dilation=2, padding_mode="circular"), (16, 12, 12)),
+    "vectors": (lambda: nn.Conv2d(16, 32, 3, padding=1), (16, 12, 12)),
+    "joint": (lambda: nn.Conv2d(64, 64, 3, padding=1, bias=False), (64, 4, 4)),
+    "lstm": (Sequence, (7, 8)),
+    "norm": (lambda: nn.GroupNorm(2, 4), (4, 4, 3)),
+    "sequence": (lambda: nn.Linear(40, 64), (9, 40)),
+}
+
+
+def odd_examples(shape, outputs):
+    """Examples 0 to 8: plain, constant, huge under a tiny gradient and the reverse, overflowing, spread, cancelling."""
+    x, g = torch.randn(9, *shape), torch.randn(9, *outputs)
+    x[1] = 1.0
+    x[2], g[2] = x[2] * 1e10, g[2] * 1e-8
+    x[3], g[3] = x[3] * 1e-20, g[3] * 1e15
+    x[4], g[4] = x[4] * 1e19, g[4] * 1e18
+    x[5] *= torch.exp(torch.randn(shape) * 10)
+    x[6], g[6] = 1 + 1e-4 * x[6], g[6] - g[6].mean(dim=tuple(range(1, len(outputs))), keepdim=True)
+    x[7] = 0.0
+    g[8] *= torch.rand(outputs) < 0.05
+    return x, g
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("float32", 1.0), ("bfloat16", 1.0), ("bfloat16", 1e6)])
+@pytest.mark.parametrize("kind", ODD)
+def test_no_odd_example_moves_the_sum_by_more_than_the_sensitivity(kind, precision, limit):
+    torch.manual_seed(0)
+    make, shape = ODD[kind]
+    model = make()
+    x, g = odd_examples(shape, model(torch.zeros(1, *shape)).shape[1:])
+    engine = ClippingEngine(model, limit, precision)
+    whole = engine.clipped_sum(x, g, Given.apply).gradients
+    assert engine.slow_reason is None
+    for example in range(len(x)):
+        without = torch.where((torch.arange(9) == example).view(-1, *[1] * (g.dim() - 1)), torch.nan, g)
+        assert distance(whole, engine.clipped_sum(x, without, Given.apply).gradients) <= engine.sensitivity
 
 
 # Layers that torch itself breaks on.
