@@ -153,16 +153,16 @@ def needs_contiguous_images(model: nn.Module, row: Tensor) -> bool:
 
     In channels_last, torch's backward pass of such a layer ends the process: it writes to a gradient that is not there.
     """
-    copied, before = replica(model), RandomState.capture(model, numpy_and_python=True)
-    norms = [m for m in copied.modules() if isinstance(m, nn.GroupNorm) and m.affine]
-    if not norms:
+    if not any(isinstance(module, nn.GroupNorm) for module in model.modules()):
         return False
-    buffers, found = BufferState.capture(model), [False]
+    copied, found = replica(model), [False]
+    before, buffers = RandomState.capture(model, numpy_and_python=True), BufferState.capture(model)
 
     def note(norm: nn.Module, args: tuple[Any, ...]) -> None:
         trained = any(p.requires_grad for p in norm.parameters())
         found.append(trained and any(isinstance(x, Tensor) and not x.requires_grad for x in args))
 
+    norms = [module for module in copied.modules() if isinstance(module, nn.GroupNorm)]
     handles = [norm.register_forward_pre_hook(note) for norm in norms]
     try:
         with torch.enable_grad():

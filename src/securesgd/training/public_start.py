@@ -7,7 +7,8 @@ no privacy: to DP-SGD these are initial weights like any others. A learned r lea
 __all__ = ["learn_from_public"]
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -43,16 +44,10 @@ def learn_from_public(
     loss, trained = loss_of_step(model, None), [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(trained, lr=LEARNING_RATE)
     project = projection(model, None)
-    planned = model.steps if isinstance(model, IntervalNetwork) else None
-    scales = {m: m.learning for m in model.modules() if isinstance(m, Scale) and m.learning is not None}
     device = trained[0].device
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), _schedules_over(model, steps):
         torch.manual_seed(seed)
         model.train()
-        if isinstance(model, IntervalNetwork):
-            model.steps = steps  # the radius grows over the public steps, and again from 0 over the private ones
-        for scale, learning in scales.items():
-            scale.learning = replace(learning, steps=steps)  # so do the grids, from the coarsest
         for step in range(steps):
             chosen = torch.randint(len(images), (BATCH,))
             inputs, targets = moved_images(images[chosen]).to(device), labels[chosen].to(device)
@@ -68,9 +63,26 @@ def learn_from_public(
             if on_step is not None:
                 on_step(step + 1)
     optimizer.zero_grad()
+
+
+@contextmanager
+def _schedules_over(model: nn.Module, steps: int) -> Iterator[None]:
+    """Let schedules be over the public steps within the context; the private steps begin with them anew.
+
+    They are that of the radius of interval bounds, from 0, and of the grids of a learned r, from the coarsest.
+    """
+    planned = model.steps if isinstance(model, IntervalNetwork) else None
+    scales = {m: m.learning for m in model.modules() if isinstance(m, Scale) and m.learning is not None}
     if isinstance(model, IntervalNetwork):
-        model.steps = planned
-        model.steps_done.zero_()
+        model.steps = steps
     for scale, learning in scales.items():
-        scale.learning = learning
-        scale.steps_done.zero_()
+        scale.learning = replace(learning, steps=steps)
+    try:
+        yield
+    finally:
+        if isinstance(model, IntervalNetwork):
+            model.steps = planned
+            model.steps_done.zero_()
+        for scale, learning in scales.items():
+            scale.learning = learning
+            scale.steps_done.zero_()
