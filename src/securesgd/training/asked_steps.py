@@ -78,13 +78,14 @@ class AskedSteps:
             self.wait()
         return self.chain
 
-    def record_release(self, step: int, given: str) -> None:
-        """Write what the one-off release before step `step` gave. Raises: InvalidInputError if it was something else.
+    def record_release(self, step: int, given: str) -> str:
+        """Write what the one-off release before step `step` gave, and return the chain with it.
 
-        Its result must not be seen before this has returned.
+        Its result must not be seen before this has returned. Raises: InvalidInputError if it was something else before.
         """
         self._record(f"{step}{_RELEASE}", given, f"the release before step {step + 1} gave something else before")
         self.wait()
+        return self.chain
 
     def _record(self, entry: str, asked: str, what: str) -> None:
         self.wait()
