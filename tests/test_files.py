@@ -170,7 +170,7 @@ def file_size_limit(size):
 
 @pytest.mark.parametrize(
     ("size", "name"),
-    [(0, "config.toml"), (100, "config.toml"), (620, "checkpoint.safetensors"), (20_000, "checkpoint")],
+    [(0, "config.toml"), (100, "config.toml"), (760, "checkpoint.safetensors"), (20_000, "checkpoint")],
 )
 def test_a_start_without_room_can_be_made_again(size, name, tmp_path):
     folder = tmp_path / "new" / "run"

@@ -289,7 +289,7 @@ MUTATIONS = {
     "public steps in a model that is in training": ("run_job.py", "        with open_training(self.model, folder):\n", "        if True:\n", "hostile/test_newest_training.py -k in_training"),
     "private data taken for public ones": ("training/examples.py", "    if 2 * found >= len(private):\n", "    if False:\n", "hostile/test_newest_training.py -k another_name"),
     "public data of a run under way renamed": ("training/fingerprint.py", "        if by_process and self.origin:\n", "        if False:\n", "hostile/test_newest_training.py -k renamed"),
-    "record of what was asked of another checkpoint": ("training/asked_steps.py", "if self.steps != set(range(step, step + len(self._digests))):", "if False:", "hostile/test_own_loops.py -k older_checkpoint"),
+    "record of what was asked of another checkpoint": ("training/asked_steps.py", "if self.steps != set(range(step, step + len(self.steps))):", "if False:", "hostile/test_own_loops.py -k older_checkpoint"),
     "the sample of a step twice by two threads": ("training/private_training.py", 'with self._calls.call("step()", is_step=True):', "if True:", "hostile/test_own_loops.py -k thread"),
     "buffers that are not saved may change": ("training/state.py", " | dict(self.model.named_buffers())", "", "hostile/test_own_loops.py -k between_steps"),
     "state of the optimizer may change": ("training/state.py", " | self.optimizer.tensors()", "", "hostile/test_own_loops.py -k between_steps"),

@@ -325,7 +325,7 @@ def _withdraw(files: RunFolder, new_folders: list[Path]) -> None:
             with Ledger.open(files.ledger) as opened:
                 if opened.events:
                     return
-        for path in (files.checkpoint, files.ledger, files.secret, files.path / names.CONFIG):
+        for path in (files.asked, files.checkpoint, files.ledger, files.secret, files.path / names.CONFIG):
             path.unlink(missing_ok=True)
         for folder in new_folders:
             folder.rmdir()

@@ -20,7 +20,7 @@ def run(*arguments, installed=False, **environment):
     if installed:
         command = [SECURESGD, "data", *arguments]
         return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    with patch.dict(os.environ, environment):
+    with patch.dict(os.environ, environment), patch("urllib.request._opener", None):  # which remembers proxies
         return run_here("data", *arguments)
 
 

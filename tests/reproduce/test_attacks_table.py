@@ -55,4 +55,4 @@ def test_models_are_those_of_the_redistribution_experiment():
     assert set(tables._ATTACK_WAYS.values()) <= set(WAYS)
     cells = EXPERIMENTS["attacks"].cells("quick")
     assert [cell["method"] for cell in cells] == ["dpsgd", "secure-sgd", "secure-sgd-agm"]
-    assert {cell["examples"] for cell in EXPERIMENTS["attacks"].cells("paper")} == {1000}
+    assert {cell["examples"] for cell in EXPERIMENTS["attacks"].cells("standard")} == {1000}

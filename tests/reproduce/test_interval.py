@@ -15,7 +15,7 @@ def tiny_model(dataset, method, folder, settings, seed):
     return cell_model(dataset, method, folder, kept | TINY, seed)
 
 
-@pytest.mark.parametrize("profile", ["quick", "paper"])
+@pytest.mark.parametrize("profile", ["quick", "standard"])
 def test_every_epsilon_has_both_families_and_the_main_rows_their_seeds(profile):
     cells = interval.INTERVAL.cells(profile)
     assert len({tuple(cell.items()) for cell in cells}) == len(cells)
@@ -23,8 +23,8 @@ def test_every_epsilon_has_both_families_and_the_main_rows_their_seeds(profile):
     for method in ("dp-ibp", "secure-sgd"):
         assert {cell["epsilon"] for cell in preset if cell["method"] == method} == {1.0, 3.0, 8.0}
     main = [cell for cell in preset if cell["method"] == "dp-ibp" and cell["epsilon"] == 3.0]
-    assert len(main) == (3 if profile == "paper" else 1)
-    assert all(cell["examples"] == 10_000 for cell in main if profile == "paper")
+    assert len(main) == (3 if profile == "standard" else 1)
+    assert all(cell["examples"] == 10_000 for cell in main if profile == "standard")
 
 
 def test_cells_give_rows_and_a_figure(tmp_path, monkeypatch):
