@@ -10,6 +10,8 @@ from securesgd.privacy import (
     UnprotectedRelease,
     calibrated_noise_multiplier,
 )
+from securesgd.runtime.processes import Processes
+from securesgd.runtime.randomness import Randomness
 from securesgd.training.loop import train
 from securesgd.training.one_off_release import OneOffRelease
 
@@ -77,3 +79,14 @@ def test_a_one_off_release_that_draws_from_torch_repeats_too(tmp_path, weights):
     torch.manual_seed(1234)
     train(broken, small_data(), settings, tmp_path / "b", one_off_release=release, resume=True)
     assert torch.equal(weights(whole), weights(broken))
+
+
+def test_what_the_action_draws_from_torch_comes_from_the_key_alone():
+    """Whatever state torch's generator is in: it is seeded for the release by itself, not with the step after it."""
+    drawn = []
+    release = OneOffRelease(step=3, event=None, action=lambda model, examples, stream: drawn.append(torch.rand(4)))
+    for key, state in (("a", 1), ("a", 2), ("b", 2)):
+        torch.manual_seed(state)
+        release.run(small_model(), small_data(), Randomness.from_seed(5, key), Processes())
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[1], drawn[2])
