@@ -29,10 +29,10 @@ if "OMP_NUM_THREADS" not in os.environ:
 import torch
 from torch.nn import functional
 
+from securesgd.build import build_model
 from securesgd.config import run_config
 from securesgd.data.load import load_data
 from securesgd.models.networks import network
-from securesgd.run import build_model, sensitivity_control
 from securesgd.runtime.machine import keep_memory
 from securesgd.training.loop import train
 
@@ -105,7 +105,6 @@ def main() -> None:
         method, settings = choice
         config = run_config(
             "mnist", method, network="mnist-cnn", noise_multiplier=1.0, batch_size=options.batch, steps=steps,
-            micro_batch=min(options.batch, 512),
             **({"copies": 1} | settings if method != "dpsgd" else settings),
         )  # fmt: skip
         model = build_model(config, data.input_shape, data.classes)
@@ -116,7 +115,6 @@ def main() -> None:
                 (data.train_inputs, data.train_targets),
                 config.training,
                 Path(folder) / "run",
-                project=sensitivity_control(config, model),
                 on_step=lambda _: ends.append(clocks()),
             )
         return difference(ends[0], ends[-1], whole / (steps - 1))

@@ -173,7 +173,8 @@ def leaderboard_figure(
         for column in (name.removesuffix("_mean") for name in row if name.endswith("_mean")):
             if row[f"{column}_mean"]:
                 words = column.replace("_", " ")
-                label = f"{row['dataset']}, ε = {row['epsilon']:g}{noise}: {words} ({row['seeds']:g} seeds)"
+                seeds = f"{row['seeds']:g} seed{'s' * (row['seeds'] > 1)}"
+                label = f"{row['dataset']}, ε = {row['epsilon']:g}{noise}: {words} ({seeds})"
                 points.append((label, [row[f"{column}_{end}"] for end in ("mean", "min", "max")], known.get(column)))
     figure = Figure(figsize=(8, 0.6 + 0.22 * len(points)), layout="constrained")
     axes = figure.subplots()
@@ -187,5 +188,5 @@ def leaderboard_figure(
     axes.invert_yaxis()
     axes.set_xlabel("share of test images, or mean radius")
     tidy_axes(axes)
-    axes.legend(fontsize=8, framealpha=1, edgecolor="none")
+    figure.legend(fontsize=8, edgecolor="none", loc="outside upper right", ncols=2)
     write_picture(figure, path)
