@@ -32,8 +32,11 @@ class Launcher:
     def __init__(self, place):
         self.place = Path(place)
 
-    def __call__(self, *words, kill=None, restarts=0):
-        """Run a command, or -c and a program, in two ranks, and kill -9 one of them after some seconds if asked to."""
+    def __call__(self, *words, kill=None, restarts=0, monitor_interval=0.1):
+        """Run a command, or -c and a program, in two ranks, and kill -9 one of them after some seconds if asked to.
+
+        `monitor_interval` is torchrun's option of that name: seconds until it looks, and stops the ranks that are left.
+        """
         store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "OMP_NUM_THREADS": "1"}
         shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(restarts)}
@@ -48,7 +51,7 @@ class Launcher:
                 ranks[kill[0]].send_signal(signal.SIGKILL)
                 kill = None
             if told is None and any(rank.returncode for rank in ranks):
-                told = now + 0.1  # torchrun looks ten times a second
+                told = now + monitor_interval
             if told is not None and now >= told:
                 told = float("inf")
                 for rank in running:
