@@ -269,3 +269,25 @@ def test_only_so_many_seeds_are_measured(tmp_path):
     assert f"({EXPERIMENTS['fig5'].minutes['standard']} core-minutes a cell)" in estimate_lines([plans[1]])[0]
     with pytest.raises(InvalidInputError, match="seeds is 0"):
         plan_experiments("fig5", tmp_path, seeds=0)
+
+
+def test_only_chosen_cells_are_measured(tmp_path):
+    def plan(**only):
+        return plan_experiments("leaderboard", tmp_path, profile="standard", only=only)[0]
+
+    everything = EXPERIMENTS["leaderboard"].cells("standard")
+    assert plan().open == len(everything)
+    noisy = [cell for cell in everything if cell["norm"] == "l2" and cell["unit"] in (0.5, 1.0)]
+    assert plan(norm=["l2"], unit=["0.5", "1"]).open == len(noisy) < plan(norm=["l2"]).open
+    assert plan(norm=["none"]).open == sum(cell["norm"] is None for cell in everything)
+    with pytest.raises(InvalidInputError, match="leaderboard has no column 'nrom': did you mean 'norm'"):
+        plan(nrom=["l2"])
+    with pytest.raises(InvalidInputError, match="leaderboard has no cells with unit=7"):
+        plan(unit=["7"])
+
+
+@pytest.mark.parametrize("word", ["norm", "norm=", "=l2", "norm=l2,"])
+def test_a_condition_without_a_value_is_refused(word, tmp_path):
+    result = run_here("reproduce", "leaderboard", "--only", word, "--out", str(tmp_path), "--work", str(tmp_path))
+    assert result.returncode == 2
+    assert f"--only is '{word}'; valid: column=value" in result.stderr

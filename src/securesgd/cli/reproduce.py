@@ -4,6 +4,7 @@ __all__ = ["reproduce"]
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,10 @@ _COMMON = (
 )  # fmt: skip
 
 
-@app.command(epilog="Examples:\n\nsecuresgd reproduce all --profile quick\n\nsecuresgd reproduce fig3 --draw")
+@app.command(
+    epilog="Examples:\n\nsecuresgd reproduce all --profile quick\n\nsecuresgd reproduce fig3 --draw\n\n"
+    "securesgd reproduce leaderboard --profile standard --only dataset=mnist --only norm=l2,linf"
+)
 def reproduce(
     experiment: Annotated[
         str,
@@ -46,6 +50,14 @@ def reproduce(
         int | None, typer.Option(help="Cells at once, each on one thread; the number of cores if not given.")
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Measure the first so many seeds only, before the others.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="column=value[,value]",
+            help="Measure only cells with one of these values in this column of rows.csv, before the others. Can be "
+            "given several times.",
+        ),
+    ] = None,
     draw: Annotated[
         bool, typer.Option("--draw", help="Train nothing: draw the figure from the rows in --out.")
     ] = False,
@@ -62,9 +74,10 @@ def reproduce(
         if is_first_process():
             print(write_claims(out))
         return
+    plan = partial(plan_experiments, experiment, out, profile=profile, seeds=seeds, only=_conditions(only or []))
     if draw:
         if is_first_process():
-            _reproduce(plan_experiments(experiment, out, profile=profile, jobs=jobs, seeds=seeds), out, work, draw=True)
+            _reproduce(plan(jobs=jobs), out, work, draw=True)
         return
     from securesgd.runtime.processes import process_group
     from securesgd.runtime.storage import require_writable
@@ -75,10 +88,19 @@ def reproduce(
         if processes.count > 1 and jobs is not None:
             raise InvalidInputError(f"jobs is {jobs}; valid under torchrun: none, each process measures a cell at once")
         at_once = processes.count if processes.count > 1 else jobs
-        plans = processes.on_first(
-            lambda: plan_experiments(experiment, out, profile=profile, jobs=at_once, seeds=seeds)
-        )
+        plans = processes.on_first(lambda: plan(jobs=at_once))
         _reproduce(plans, out, work, draw=False)
+
+
+def _conditions(words: list[str]) -> dict[str, list[str]]:
+    """Return the values that each column may have, from words like `norm=l2,linf`."""
+    conditions = {}
+    for word in words:
+        column, found, values = word.partition("=")
+        if not (column and found and all(values.split(","))):
+            raise InvalidInputError(f"--only is {word!r}; valid: column=value, or column=value,value")
+        conditions[column] = values.split(",")
+    return conditions
 
 
 def _reproduce(plans: "list[Plan]", out: Path, work: Path, *, draw: bool) -> None:
@@ -93,7 +115,7 @@ def _reproduce(plans: "list[Plan]", out: Path, work: Path, *, draw: bool) -> Non
         with _progress(plan.name, 0 if draw else plan.open) as show:
             files = make_figure(
                 plan.name, out / plan.name, work / plan.name,
-                profile=plan.profile, jobs=plan.jobs, seeds=plan.seeds, only_draw=draw,
+                profile=plan.profile, jobs=plan.jobs, seeds=plan.seeds, only=plan.only, only_draw=draw,
                 on_cell=show if is_first_process() else None,
             )  # fmt: skip
         for path in files if is_first_process() else ():

@@ -4,6 +4,7 @@ __all__ = [
     "EXPERIMENTS",
     "FIGURES",
     "PROFILES",
+    "Only",
     "Plan",
     "estimate_lines",
     "plan_experiments",
@@ -13,9 +14,10 @@ __all__ = [
 ]
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from securesgd import __version__
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
@@ -57,6 +59,7 @@ SEEDED_ROWS = (
     "and no guarantee for these very models"
 )
 CLAIMS = "claims.csv"
+Only = Mapping[str, Sequence[str]]
 _ROWS, _FIGURE, _ENVIRONMENT = "rows.csv", "figure.png", "environment.json"
 
 
@@ -74,10 +77,18 @@ class Plan:
     """Cells that are measured at once."""
     seeds: int | None = None
     """Of the profile's seeds, only so many are measured."""
+    only: Only = field(default_factory=dict)
+    """Only cells with one of these values in each of these columns are measured."""
 
 
 def plan_experiments(
-    experiment: str, out: Path, *, profile: str | None = None, jobs: int | None = None, seeds: int | None = None
+    experiment: str,
+    out: Path,
+    *,
+    profile: str | None = None,
+    jobs: int | None = None,
+    seeds: int | None = None,
+    only: Only | None = None,
 ) -> list[Plan]:
     """Return the plan of an experiment, or of each of the paper's figures for `all`, with results in `out/name`.
 
@@ -99,7 +110,7 @@ def plan_experiments(
     plans = []
     for name in FIGURES if experiment == "all" else (experiment,):
         chosen = profile or recorded_profile(out / name) or "quick"
-        cells = _chosen_cells(name, chosen, seeds)
+        cells = _chosen_cells(name, chosen, seeds, only or {})
         todo = len(open_cells(out / name / _ROWS, cells))
         plans.append(
             Plan(
@@ -110,16 +121,33 @@ def plan_experiments(
                 core_minutes=todo * EXPERIMENTS[name].minutes[chosen],
                 jobs=jobs or os.cpu_count() or 1,
                 seeds=seeds,
+                only=only or {},
             )
         )
     return plans
 
 
-def _chosen_cells(name: str, profile: str, seeds: int | None) -> list[Cell]:
-    """Return the cells of a profile, of its first `seeds` seeds if that is given."""
+def _chosen_cells(name: str, profile: str, seeds: int | None, only: Only) -> list[Cell]:
+    """Return the cells of a profile, of its first `seeds` seeds if that is given, with the values in `only`."""
     cells = EXPERIMENTS[name].cells(profile)
     chosen = list(dict.fromkeys(cell.get("seed") for cell in cells))[:seeds]
-    return [cell for cell in cells if cell.get("seed") in chosen]
+    for column, values in only.items():
+        if column not in cells[0]:
+            raise InvalidInputError(f"{name} has no column {column!r}: {nearest(column, list(cells[0]))}")
+        known = list(dict.fromkeys(_word(cell[column]) for cell in cells))
+        for value in values:
+            if value not in known:
+                raise InvalidInputError(f"{name} has no cells with {column}={value}: {nearest(value, known)}")
+    return [
+        cell
+        for cell in cells
+        if cell.get("seed") in chosen and all(_word(cell[column]) in values for column, values in only.items())
+    ]
+
+
+def _word(value: Any) -> str:
+    """Return a value of a cell as a user writes it."""
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def estimate_lines(plans: Sequence[Plan]) -> list[str]:
@@ -144,15 +172,16 @@ def reproduce(
     profile: str = "quick",
     jobs: int = 1,
     seeds: int | None = None,
+    only: Only | None = None,
     only_draw: bool = False,
     on_cell: Callable[[Cell, int, int, float], None] | None = None,
 ) -> list[Path]:
     """Measure what is missing in `folder/rows.csv`, draw the figure from it, and return the files.
 
-    Only rows of the profile's own cells are drawn; a larger profile adds to the same table. With `seeds`, only cells of
-    so many seeds are measured. With `only_draw` nothing is
-    measured: the figure is of the rows in the folder, whatever version made them. Under torch.distributed processes
-    share the cells, each alone with its own; the first one writes and draws, and all return the files.
+    Only rows of the profile's own cells are drawn; a larger profile adds to the same table. With `seeds` and `only`,
+    fewer cells are measured, as in `plan_experiments`. With `only_draw` nothing is measured: the figure is of the rows
+    in the folder, whatever version made them. Under torch.distributed processes share the cells, each alone with its
+    own; the first one writes and draws, and all return the files.
     Raises: InvalidInputError if there are no rows to draw; DamagedFileError if rows would be added to those of another
     version: what changed between the versions could be what the rows measure.
     """
@@ -161,7 +190,7 @@ def reproduce(
     from securesgd.runtime.processes import Processes
 
     experiment, processes, table = EXPERIMENTS[name], Processes(), folder / _ROWS
-    cells = _chosen_cells(name, profile, seeds)
+    cells = _chosen_cells(name, profile, seeds, only or {})
     todo = processes.on_first(lambda: open_cells(table, cells))
     if todo:
         processes.on_first(lambda: _record_environment(folder, profile, seeded=experiment.seeded))
