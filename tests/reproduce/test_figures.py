@@ -255,7 +255,8 @@ def test_the_standard_grid_can_carry_a_conclusion(name):
     assert work == sorted(work)
     assert len(set(work)) == len(work)
     networks = {cell["network"] for cell in cells if cell["method"] == "dpsgd"}
-    assert networks == {"fig4": {"tanh-cnn", "cifar-cnn"}, "fig5": {"mnist-cnn"}}[name]
+    assert networks == {"fig4": {"tanh-cnn", "wavelet-linear", "cifar-cnn"}, "fig5": {"tanh-cnn", "mnist-cnn"}}[name]
+    assert {cell["votes"] for cell in cells} == {2000}
     (interval, *_) = [cell for cell in cells if cell["method"] == "dp-ibp"]
     assert "ema_decay" not in training_settings(interval)  # the preset's own
 

@@ -106,13 +106,26 @@ def hgm_lines(attack_size: float, robust_epsilons: Sequence[float]) -> list[Line
     return [as_published | _noise("extended", epsilon, attack_size) for epsilon in robust_epsilons]
 
 
-def secure_lines(attack_size: float, robust_epsilon: float, learned: str) -> list[Line]:
-    """Return DP-SGD, and Secure-SGD with and without redistribution: as the paper has them, and soundly."""
+def secure_lines(
+    attack_size: float, robust_epsilon: float, learned: str, sound_network: str | None = None
+) -> list[Line]:
+    """Return DP-SGD, and Secure-SGD with and without redistribution: as the paper has them, and soundly.
+
+    A `sound_network` has no first layer that could be noisy: only the sound lines have it, and DP-SGD a line of each.
+    """
     published = {"place": "first-layer", "shown": "as-published", "copies": 1}
-    sound = {"place": "input", "shown": "sound", "copies": 1}
+    sound: Line = {"place": "input", "shown": "sound", "copies": 1}
+    if sound_network:
+        sound["network"] = sound_network
     extended, analytic = (_noise(mechanism, robust_epsilon, attack_size) for mechanism in ("extended", "analytic"))
+    without_noise: list[Line] = [{"method": "dpsgd", "shown": "both"}]
+    if sound_network:
+        without_noise = [
+            {"method": "dpsgd", "shown": "as-published"},
+            {"method": "dpsgd", "shown": "sound", "network": sound_network},
+        ]
     return [
-        {"method": "dpsgd", "shown": "both"},
+        *without_noise,
         {"method": "secure-sgd", "way": "as-published", **published, **extended},
         {"method": "secure-sgd-agm", "way": "uniform", **published, **analytic},
         {"method": "secure-sgd", "way": learned, **sound, **analytic},

@@ -7,6 +7,7 @@ set; certificates are of its first images.
 
 __all__ = ["LEADERBOARD", "PUBLISHED", "SOURCES", "leaderboard_lines"]
 
+import time
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,10 @@ def measure_leaderboard(cell: Cell, work: Path) -> list[Row]:
     settings |= {} if cell["public_dataset"] is None else {"public_steps": _PUBLIC_STEPS}
     words = [cell[name] for name in (*_KEY, "unit", "seed")]
     folder = work / "-".join(str(word) for word in words if word is not None)
+    resumed, started = folder.exists(), time.process_time()
     run = cell_model(cell["dataset"], cell["method"], folder, settings, cell["seed"])
+    trained = time.process_time()
+    certified = _certified(run, cell)
     training = run.config.training
     return [
         {
@@ -142,7 +146,9 @@ def measure_leaderboard(cell: Cell, work: Path) -> list[Row]:
             **{name: getattr(training, name) for name in ("batch_size", "steps", "copies")},
             "test_accuracy": run.test_accuracy,
             "test_images": run.test_images,
-            **_certified(run, cell),
+            **certified,
+            "train_cpu_minutes": None if resumed else round((trained - started) / 60, 2),
+            "certify_cpu_minutes": round((time.process_time() - trained) / 60, 2) if cell["norm"] else None,
             "command": train_command(cell["dataset"], cell["method"], settings, cell["seed"]),
         }
     ]
