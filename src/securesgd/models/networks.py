@@ -20,7 +20,7 @@ from securesgd.errors import InvalidInputError, nearest
 from securesgd.models.front_end import FrontEnd
 from securesgd.models.scattering import Scattering
 from securesgd.models.standardise import Standardise
-from securesgd.models.wavelets import Wavelets
+from securesgd.models.wavelets import WAVELET_CHANNELS, Wavelets
 from securesgd.runtime.import_path import is_import_path, load_function
 
 InputShape = tuple[int, int, int]
@@ -154,8 +154,21 @@ def wavelet_linear(input_shape: InputShape, classes: int, hidden: int = 0) -> nn
     """Return one linear layer on the moduli of wavelets: quick enough for thousands of votes for each image."""
     if hidden:
         raise InvalidInputError(f"hidden is {hidden}, but the network wavelet-linear has no hidden layer; leave it out")
+    return _with_head(_wavelets(input_shape), input_shape, 0, classes, nn.Tanh)
+
+
+def wavelet_cnn(input_shape: InputShape, classes: int, hidden: int = 0) -> nn.Sequential:
+    """Return a 3×3 convolution with 48 maps and a linear layer (or two with `hidden`) on the moduli of wavelets."""
+    channels = WAVELET_CHANNELS * (1 + input_shape[0])
+    head = [nn.Conv2d(channels, 48, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2)]
+    return _with_head([*_wavelets(input_shape), *head], input_shape, hidden, classes, nn.Tanh)
+
+
+def _wavelets(input_shape: InputShape) -> list[nn.Module]:
+    """Return the layers before a head: moduli, standardised channels, then mean 0 and variance 1 for each image."""
     wavelets = Wavelets(*input_shape)
-    return _with_head([FrontEnd(wavelets, Standardise(wavelets, input_shape))], input_shape, 0, classes, nn.Tanh)
+    whole = nn.GroupNorm(1, WAVELET_CHANNELS * (1 + input_shape[0]), affine=False)
+    return [FrontEnd(wavelets, Standardise(wavelets, input_shape), whole)]
 
 
 def _scattering(input_shape: InputShape) -> list[nn.Module]:
@@ -209,6 +222,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "scatter-cnn": scatter_cnn,
     "scatter-linear": scatter_linear,
     "tanh-cnn": tanh_cnn,
+    "wavelet-cnn": wavelet_cnn,
     "wavelet-linear": wavelet_linear,
 }
 

@@ -1,10 +1,12 @@
 """Moduli of Gabor wavelets by small convolutions: fixed features in a tenth of the time of a scattering transform.
 
-    light: |x ⋆ ψ_j,θ| at every 2nd pixel, averaged over 2×2       colour: the same of the image at half its size
+    |x ⋆ ψ_j,θ| at every 2nd pixel, averaged over 2×2       light
+    the same of the image at half its size                  light, red–blue, green–purple
 
-Two frequencies and 8 angles give 16 channels, the low frequencies one more: 17 for each of the planes light, red–blue
-and green–purple. Votes run the whole network thousands of times for an image, so that the time of a pass is what a
-certificate costs; a scattering transform (`scattering.py`) has a second order of moduli, and takes ten times as long.
+Two frequencies and 8 angles give 16 channels, the low frequencies one more: 17 for each plane. At half the size, waves
+are twice as long: they are what noise leaves of an image. Votes run the whole network thousands of times for an image,
+so that the time of a pass is what a certificate costs; a scattering transform (`scattering.py`) has a second order of
+moduli, and takes ten times as long.
 """
 
 __all__ = ["WAVELET_CHANNELS", "Wavelets"]
@@ -23,13 +25,13 @@ _ANGLES, _SIZE = 8, 8
 _WAVES = ((0.75 * math.pi, 1.0), (0.45 * math.pi, 1.7))  # frequency in radians a pixel, width of the envelope in pixels
 _SLANT, _LOW = 0.5, 2.0  # of the envelope across the wave; width of the low-pass filter in pixels
 WAVELET_CHANNELS = _ANGLES * len(_WAVES) + 1
-"""Channels of a plane."""
+"""Channels of a plane at one size."""
 _SMALLEST = 8  # pixels of height or width
 _TINY = 1e-12  # under the root of a modulus, whose gradient at 0 is then 0 and not NaN
 
 
 class Wavelets(nn.Module):
-    """Maps images [batch, colours, height, width] of 1 or 3 colours to [batch, 17·colours, height // 4, width // 4].
+    """Maps images [batch, colours, height, width] to [batch, 17·(1 + colours), height // 4, width // 4].
 
     Guarantee: nothing is learned, and each image is treated by itself.
     Raises: InvalidInputError for another number of colours, or less than 8 pixels of height or width.
@@ -62,17 +64,13 @@ class Wavelets(nn.Module):
         return ", ".join(map(str, self.shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the channels of all planes, light first."""
+        """Return the channels of light, then those of all planes at half the size."""
         if x.dim() != 4 or tuple(x.shape[1:]) != self.shape:
             raise InvalidInputError(f"inputs have shape {list(x.shape)}; valid: [batch, {str(list(self.shape))[1:-1]}]")
-        colours, height, width = self.shape
-        light = functional.avg_pool2d(self._moduli(self._in_planes(x, self.planes[:1])), 2)
-        light = light[:, :, : height // 4, : width // 4]
-        if colours == 1:
-            return light
-        colour = self._moduli(self._in_planes(functional.avg_pool2d(x, 2), self.planes[1:]))
-        colour = colour[:, :, : height // 4, : width // 4]
-        return torch.cat([light, colour.reshape(len(x), -1, *light.shape[2:])], dim=1)
+        height, width = self.shape[1] // 4, self.shape[2] // 4
+        light = functional.avg_pool2d(self._moduli(self._in_planes(x, self.planes[:1])), 2)[..., :height, :width]
+        half = self._moduli(self._in_planes(functional.avg_pool2d(x, 2), self.planes))[..., :height, :width]
+        return torch.cat([light, half.reshape(len(x), -1, height, width)], dim=1)
 
     def _in_planes(self, x: Tensor, planes: Tensor) -> Tensor:
         """Return the images in these planes, [images · planes, 1, height, width]."""
