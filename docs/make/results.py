@@ -1,5 +1,6 @@
-"""The tables of docs/results.md that are made from rows: the leaderboard, and the paper's claims."""
+"""The tables of docs/results.md that are made from rows: leaderboard, costs of the presets, and the paper's claims."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,7 +48,18 @@ def claims() -> str:
     return _table(head, lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"leaderboard": leaderboard, "claims": claims}
+def costs() -> str:
+    """Return what each preset costs, from results/presets/costs.jsonl: minutes of one core, memory in GB."""
+    rows = [json.loads(line) for line in (ROOT / "results" / "presets" / "costs.jsonl").read_text().splitlines()]
+    shown: dict[str, dict[str, str]] = {}
+    for row in rows:
+        name = row["method"] + (f", {row['norm'].replace('linf', 'l_inf')}" if row["norm"] else "")
+        shown.setdefault(name, {})[row["dataset"]] = f"{row['cpu_minutes']:.1f}, {row['peak_memory_mb'] / 1000:.1f}"
+    datasets = list(dict.fromkeys(row["dataset"] for row in rows))
+    return _table(("preset", *datasets), [[name, *(of.get(d, "") for d in datasets)] for name, of in shown.items()])
+
+
+TABLES: dict[str, Callable[[], str]] = {"leaderboard": leaderboard, "costs": costs, "claims": claims}
 
 
 def _points(share: object) -> str:
