@@ -89,7 +89,7 @@ class TrainingSettings:
     augmentation: Augmentation = "none"
     """How each copy of an image is moved at random: none, shift, flip or shift-and-flip."""
     kept_copies: bool = False
-    """Pass the copies through a fixed front end (of scatter-linear, scatter-cnn) once, and keep the result."""
+    """Pass the copies through a fixed front end (of the networks with wavelets) once, and keep the result."""
 
     precision: Precision = "float32"
     """Of the passes through the model: float32, or bfloat16 where that is faster; gradients are clipped in float32."""
