@@ -12,6 +12,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from securesgd.reproduce.gains import seed_summary
 from securesgd.reproduce.grid import Cell, Experiment, Row
 from securesgd.reproduce.models import cell_model, train_command
@@ -47,7 +49,7 @@ _RECIPES: dict[str, dict[str, Any]] = {
     "tanh-cnn": {"network": "tanh-cnn", "batch_size": 2048, "micro_batch": 128, "steps": 400, "kept_copies": False},
 }
 """What differs from the preset: it is for the noise that it has, and for more another network is better."""
-_PUBLIC_STEPS = 3_000
+_PUBLIC_STEPS, _FEW_DRAWS = 4_000, 32
 PUBLISHED: dict[tuple[str, str, str | None], dict[str, float]] = {
     ("mnist", "secure-sgd", "l2"): {"l2_0.5": 0.933, "l2_1": 0.813, "average_certified_radius": 1.354},
     ("fashion-mnist", "secure-sgd", "l2"): {"l2_0.5": 0.690, "average_certified_radius": 1.185},
@@ -168,14 +170,20 @@ def _certified(run: Any, cell: Cell) -> dict[str, Any]:
     names = ("smoothed_accuracy", *_COMPARED, "average_certified_radius")
     if cell["norm"] is None:
         return dict.fromkeys(names)
+    count = cell["examples"]
+    inputs, targets = run.data.test_inputs[:count], run.data.test_targets[:count].numpy()
     settings = CertifySettings(norm=cell["norm"], draws=cell["draws"], failure_prob=0.001, seed=0)
-    targets = run.data.test_targets[: cell["examples"]].numpy()
-    certificates = certify(run.model, run.data.test_inputs[: cell["examples"]], settings)
-    right, radius = (certificates.prediction == targets) & ~certificates.abstained, certificates.radius["tight"]
-    shares = {
-        f"{cell['norm']}_{proven:g}": float((right & (radius >= proven)).mean()) for proven in _RADII[cell["norm"]]
+    # A certificate of a wrong class counts for nothing, so only right ones are drawn in full. The class is that of the
+    # selection draws, which do not depend on how many others follow.
+    few = certify(run.model, inputs, settings.with_changes(draws=_FEW_DRAWS))
+    chosen = np.flatnonzero(few.prediction == targets)
+    proofs = certify(run.model, inputs[chosen], settings, indices=chosen)
+    radius = proofs.radius["tight"] * (proofs.prediction == targets[chosen])
+    shares = {f"{cell['norm']}_{proven:g}": float((radius >= proven).sum() / count) for proven in _RADII[cell["norm"]]}
+    values = {
+        "smoothed_accuracy": float((radius > 0).sum() / count),
+        "average_certified_radius": float(radius.sum() / count),
     }
-    values = {"smoothed_accuracy": float(right.mean()), "average_certified_radius": float((right * radius).mean())}
     return dict.fromkeys(names) | shares | values
 
 
