@@ -87,9 +87,12 @@ def test_moved_strokes_are_in_the_middle_and_five_sevenths_of_the_side():
     moved = moved_images(images[:400])[:, 0].double()
     ink = moved > 0.2
     sides = torch.maximum(ink.any(1).sum(1), ink.any(2).sum(1)).double()
-    assert 19 < sides.mean() < 21 and sides.min() >= 15 and sides.max() <= 25
+    assert 19 < sides.mean() < 21
+    assert sides.min() >= 15
+    assert sides.max() <= 25
     middle = (moved.sum(1) * torch.arange(28)).sum(1) / moved.sum((1, 2))
-    assert abs(middle.mean() - 13.5) < 0.2 and (middle - 13.5).abs().max() < 1.5
+    assert abs(middle.mean() - 13.5) < 0.2
+    assert (middle - 13.5).abs().max() < 1.5
 
 
 def test_an_empty_image_and_one_with_colours_are_moved_too():
@@ -97,7 +100,8 @@ def test_an_empty_image_and_one_with_colours_are_moved_too():
     assert not moved_images(torch.zeros(2, 1, 9, 12)).any()
     photographs = torch.rand(3, 3, 16, 20)
     moved = moved_images(photographs)
-    assert moved.shape == photographs.shape and bool(((moved >= 0) & (moved <= 1)).all())
+    assert moved.shape == photographs.shape
+    assert bool(((moved >= 0) & (moved <= 1)).all())
     assert not torch.equal(moved, photographs)
 
 
