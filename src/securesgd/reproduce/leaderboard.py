@@ -35,10 +35,11 @@ _MODELS: tuple[tuple[str, str, str | None, float | None, float, str | None, str]
     ("fashion-mnist", "secure-sgd", "l2", 1.0, 2.9, None, "tanh-cnn"),
     ("mnist", "secure-sgd", "l2", 0.25, 2.9, None, "preset"),
     ("mnist", "secure-sgd", "l2", 0.5, 2.9, None, "preset"),
-    ("mnist", "secure-sgd", "l2", 1.0, 2.9, None, "preset"),
+    ("mnist", "secure-sgd", "l2", 0.75, 2.9, None, "preset"),
     ("mnist", "secure-sgd", "linf", None, 3.0, None, "preset"),
     ("mnist", "secure-sgd", "l2", 0.25, 2.9, "digits", "preset"),
     ("mnist", "secure-sgd", "l2", 0.5, 2.9, "digits", "preset"),
+    ("mnist", "secure-sgd", "l2", 0.75, 2.9, "digits", "preset"),
     ("mnist", "secure-sgd", "l2", 1.0, 2.9, "digits", "preset"),
     ("mnist", "secure-sgd", "linf", None, 3.0, "digits", "preset"),
 )
