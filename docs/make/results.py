@@ -50,7 +50,8 @@ def claims() -> str:
 
 def costs() -> str:
     """Return what each preset costs, from results/presets/costs.jsonl: minutes of one core, memory in GB."""
-    rows = [json.loads(line) for line in (ROOT / "results" / "presets" / "costs.jsonl").read_text().splitlines()]
+    path = ROOT / "results" / "presets" / "costs.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     shown: dict[str, dict[str, str]] = {}
     for row in rows:
         name = row["method"] + (f", {row['norm'].replace('linf', 'l_inf')}" if row["norm"] else "")
