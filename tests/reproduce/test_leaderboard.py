@@ -1,8 +1,17 @@
 """The table of the presets against published numbers: what it takes from rows, and what it says without them."""
 
-import pytest
+from types import SimpleNamespace
 
-from securesgd.reproduce.leaderboard import LEADERBOARD, PUBLISHED, leaderboard_lines
+import numpy as np
+import pytest
+import torch
+
+from securesgd.certificates.certify import certify
+from securesgd.certificates.record import CertifySettings
+from securesgd.data.load import load_data
+from securesgd.models.networks import network
+from securesgd.models.noisy import NoisyNetwork
+from securesgd.reproduce.leaderboard import LEADERBOARD, PUBLISHED, certified_shares, leaderboard_lines
 
 
 def row(seed, unit, share, **changes):
@@ -51,3 +60,23 @@ def test_every_published_number_has_a_line_and_a_cell_that_measures_it(key):
         assert any(cells[1].startswith(f"{value:.3f}, ") for cells in lines)
     cells = LEADERBOARD.cells("standard")
     assert {cell["seed"] for cell in cells if (cell["dataset"], cell["method"], cell["norm"]) == key} == {0, 1, 2}
+
+
+def test_leaving_out_wrong_classes_changes_nothing():
+    """Only images whose selected class is right are drawn in full; the shares are those of certifying every image."""
+    torch.manual_seed(0)
+    digits = load_data("digits")
+    model = NoisyNetwork(network("linear", (1, 8, 8), 10), (1, 8, 8), norm="l2", radius_per_std=0.3).eval()
+    (head,) = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    with torch.no_grad():
+        for label in range(10):
+            mean = digits.train_inputs[:][digits.train_targets == label].mean(dim=0).flatten()
+            head.weight[label], head.bias[label] = mean, -mean.square().sum() / 2
+    cell = {"norm": "l2", "draws": 300, "examples": 40}
+    shares = certified_shares(SimpleNamespace(model=model, data=digits), cell)
+    whole = certify(model, digits.test_inputs[:40], CertifySettings(norm="l2", draws=300, failure_prob=0.001, seed=0))
+    right = (whole.prediction == digits.test_targets[:40].numpy()) & ~whole.abstained
+    assert 0.2 < right.mean() < 1
+    assert shares["smoothed_accuracy"] == right.mean()
+    assert shares["l2_0.25"] == (right & (whole.radius["tight"] >= 0.25)).mean() > 0
+    assert shares["average_certified_radius"] == pytest.approx(np.mean(right * whole.radius["tight"]), rel=1e-12)

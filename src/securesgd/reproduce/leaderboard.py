@@ -5,7 +5,7 @@ of the radii, at the privacy budget and the noise that the published number has;
 Accuracy is on the full test set; certificates are of its first images.
 """
 
-__all__ = ["LEADERBOARD", "PUBLISHED", "SOURCES", "leaderboard_lines"]
+__all__ = ["LEADERBOARD", "PUBLISHED", "SOURCES", "certified_shares", "leaderboard_lines"]
 
 import time
 from itertools import product
@@ -144,7 +144,7 @@ def measure_leaderboard(cell: Cell, work: Path) -> list[Row]:
     resumed, started = folder.exists(), time.process_time()
     run = cell_model(cell["dataset"], cell["method"], folder, settings, cell["seed"])
     trained = time.process_time()
-    certified = _certified(run, cell)
+    certified = certified_shares(run, cell)
     training = run.config.training
     return [
         {
@@ -163,7 +163,7 @@ def measure_leaderboard(cell: Cell, work: Path) -> list[Row]:
     ]
 
 
-def _certified(run: Any, cell: Cell) -> dict[str, Any]:
+def certified_shares(run: Any, cell: Cell) -> dict[str, Any]:
     """Return the smoothed and certified accuracies of a model, empty for one without noise."""
     from securesgd.certificates.certify import certify
     from securesgd.certificates.record import CertifySettings
