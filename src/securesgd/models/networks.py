@@ -176,14 +176,17 @@ def _wavelets(input_shape: InputShape) -> list[nn.Module]:
 def _scattering(input_shape: InputShape) -> list[nn.Module]:
     """Return the layers before a head: the transform, standardised channels, then groups of mean 0 and variance 1.
 
-    The groups of 3 channels per colour are normalised for every image by itself; nothing is learned from data. The 64
-    channels of order 2 say less than the 17 others: they have half their size, of which 0.8 points on CIFAR-10 come.
+    The groups of 3 channels per colour are normalised for every image by itself; nothing is learned from data. With
+    colours there are so many channels that the noise of privacy is the limit: those of order 2, which say less, have
+    half the size of the others, or the head would listen to them most.
     """
     colours, height, width = input_shape
     scattering = Scattering(height, width)
     groups = nn.GroupNorm(CHANNELS // 3, CHANNELS * colours, affine=False)
-    weights = ChannelWeights(np.tile(np.repeat([1.0, 1.0, _SECOND_ORDER], ORDERS), colours))
-    return [FrontEnd(scattering, Standardise(scattering, input_shape), groups, weights)]
+    layers: list[nn.Module] = [scattering, Standardise(scattering, input_shape), groups]
+    if colours > 1:
+        layers.append(ChannelWeights(np.tile(np.repeat([1.0, 1.0, _SECOND_ORDER], ORDERS), colours)))
+    return [FrontEnd(*layers)]
 
 
 def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 32) -> nn.Sequential:
