@@ -28,7 +28,7 @@ TABLES: dict[str, tuple[type, str]] = {
     "at the top": (RunConfig, "Of the run as a whole."),
     "[training]": (
         TrainingSettings,
-        "`private` to `noise_seed` change what is claimed, `learning_rate` to `copies` the result, others speed.",
+        "`private` to `noise_seed` change what is claimed, `learning_rate` to `consistency` the result, others speed.",
     ),
     "[robustness]": (RobustnessSettings, "For the methods that smooth: how much noise the network has, and where."),
     "[interval]": (IntervalSettings, "For the methods `ibp` and `dp-ibp` ([interval bounds](interval.md))."),

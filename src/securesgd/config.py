@@ -23,7 +23,7 @@ import tomli_w
 from securesgd.baselines.adlm.budget import AdlmSettings
 from securesgd.data.settings import DataSettings
 from securesgd.errors import DamagedFileError, InvalidInputError, nearest
-from securesgd.methods import method
+from securesgd.methods import METHODS, method
 from securesgd.models.interval_network import IntervalSettings
 from securesgd.models.noise_layer import ScaleLearning
 from securesgd.models.noisy import Place
@@ -162,6 +162,12 @@ class RunConfig:
             stated = str(self.training.private).lower()
             raise InvalidInputError(
                 f"training.private is {stated}; valid for the method {self.method}: {str(chosen.private).lower()}"
+            )
+        if self.training.consistency and not chosen.noisy:
+            noisy = ", ".join(name for name, each in METHODS.items() if each.noisy)
+            raise InvalidInputError(
+                f"consistency is {self.training.consistency:g}, but the method {self.method} has no noisy copies; "
+                f"valid: consistency = 0, or one of {noisy}"
             )
         if chosen.adlm != (self.adlm is not None):
             raise InvalidInputError(f"the table [adlm] is for the method adlm and needed by it, got {self.method}")

@@ -46,6 +46,7 @@ from securesgd.runtime.run_records import FORMAT, read_model_record
 from securesgd.runtime.storage import file_digest, write_json, write_whole
 from securesgd.runtime.tensors import load_tensors
 from securesgd.theory.class_balance import class_balance
+from securesgd.training.consistency import joint_loss
 from securesgd.training.examples import as_examples, check_range, data_digest, require_other_examples, tensors_of
 from securesgd.training.held_out import HeldOutMetrics
 from securesgd.training.loop import train as train_model
@@ -101,6 +102,7 @@ class RunJob:
                 "not public with a sampling_rate or population; valid: test examples of their own (--set test=FILE, or "
                 "a folder with train/ and test/)"
             )
+        joint_loss(self.loss, config.training)  # refused before public steps are taken
         if isinstance(model, AdlmNetwork):
             return adlm_training_arguments(model, config.training)
         return {

@@ -31,15 +31,17 @@ def test_every_setting_that_changes_a_released_number_changes_the_fingerprint():
         "max_grad_norm": 2.0, "sampling_rate": 0.1, "population": 100,
         "accountant": "pld", "noise_seed": 4, "learning_rate": 0.1, "optimizer": "adam", "momentum": 0.5,
         "schedule": "cosine", "warmup_steps": 1, "ema_decay": 0.5, "copies": 2, "micro_batch": 5,
-        "augmentation": "shift", "kept_copies": True, "precision": "bfloat16",
+        "augmentation": "shift", "kept_copies": True, "consistency": 5.0, "precision": "bfloat16",
     }  # fmt: skip
+    needs = {"consistency": {"copies": 2}}
     speed = {"block_steps": 7, "checkpoint_steps": 7}
     assert small_settings(block_steps=None).fingerprint(1.0) == small_settings(block_steps=50).fingerprint(1.0)
     assert set(changes) | set(speed) == {field.name for field in fields(TrainingSettings)}
-    base = small_settings().fingerprint(1.0)
     for name, value in changes.items():
-        given = {name: value} | ({"noise_multiplier": None} if name == "private" else {})
+        base = small_settings(**needs.get(name, {})).fingerprint(1.0)
+        given = needs.get(name, {}) | {name: value} | ({"noise_multiplier": None} if name == "private" else {})
         assert small_settings(**given).fingerprint(1.0) != base or name == "noise_multiplier", name
+    base = small_settings().fingerprint(1.0)
     assert small_settings().fingerprint(2.0) != base
     for name, value in speed.items():
         assert small_settings(**{name: value}).fingerprint(1.0) == base
@@ -64,6 +66,10 @@ def test_every_setting_that_changes_a_released_number_changes_the_fingerprint():
         ({"schedule": "cosin"}, "did you mean 'cosine'"),
         ({"accountant": "pdl"}, "pld"),
         ({"copies": 0}, "copies is 0"),
+        ({"consistency": -1.0, "copies": 2}, "consistency is -1.0; valid: a number from 0 to 1e"),
+        ({"consistency": float("nan"), "copies": 2}, "consistency is nan; valid: a number from 0"),
+        ({"consistency": "5", "copies": 2}, "consistency is '5'; valid: a number"),
+        ({"consistency": 5.0}, "consistency is 5, but copies is 1; valid: copies >= 2"),
         ({"sampling_rate": 1.5}, "sampling_rate is 1.5"),
         ({"population": 11}, "population is 11"),
         ({"population": 100, "sampling_rate": 0.1}, "not both"),

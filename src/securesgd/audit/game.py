@@ -19,6 +19,7 @@ from securesgd.clipping.engine import ClippingEngine, Loss
 from securesgd.runtime.key_stream import KeyStream
 from securesgd.runtime.processes import Processes
 from securesgd.runtime.randomness import Randomness
+from securesgd.training.consistency import joint_loss
 from securesgd.training.settings import TrainingSettings
 from securesgd.training.state import TrainingState
 from securesgd.training.step import Step
@@ -86,7 +87,7 @@ def play(
     step = Step(
         engine=ClippingEngine(model, settings.max_grad_norm),
         examples=examples,
-        loss=audited_loss(model, training.loss, training.classes, settings.max_grad_norm),
+        loss=audited_loss(model, joint_loss(training.loss, settings), training.classes, settings.max_grad_norm),
         settings=settings,
         sampling_rate=training.sampling_rate,
         noise_multiplier=training.noise_multiplier,

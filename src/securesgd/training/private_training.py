@@ -30,6 +30,7 @@ from securesgd.runtime.tensors import Checkpoint
 from securesgd.training.accounted_run import AccountedRun
 from securesgd.training.asked_steps import AskedSteps, asked_digest, noise_bound_to
 from securesgd.training.batch import Batch, OneAtATime
+from securesgd.training.consistency import joint_loss
 from securesgd.training.examples import StoredExamples, as_examples, check_examples, check_loss, data_digest
 from securesgd.training.fingerprint import ResumeFingerprint
 from securesgd.training.interrupt import StopSignals, TrainingInterrupted
@@ -84,8 +85,7 @@ class PrivateTraining:
         self._engine = ClippingEngine(network, settings.max_grad_norm, settings.precision)
         self._state = TrainingState(model, settings, optimizer, scheduler)
         self._after_step = projection(model, project)
-        self._batch: Batch | None = None
-        """The batch that was given out and has not been used yet."""
+        self._batch: Batch | None = None  # that was given out and has not been used yet
         self._rng: RandomState | None = None
         self._rows = self._batch_size = 0
         self._iterating = self._stopped = self._ended = False
@@ -93,11 +93,11 @@ class PrivateTraining:
         self._epsilon: float | None = None
         self._snapshot: Snapshot | None = None
         self._run: AccountedRun | None = None
-        self._asked: AskedSteps | None = None
-        """On rank 0, if steps are recorded."""
+        self._asked: AskedSteps | None = None  # on rank 0, if steps are recorded
         self._own_loop, self._loss_checked = loss is None, loss is not None
         self._is_recorded = self._own_loop or (settings.private and settings.noise_seed is None)
         self._calls = OneAtATime()
+        joint_loss(loss or per_example_cross_entropy, settings)  # refused before anything is written
         is_labelled = loss is per_example_cross_entropy or isinstance(model, IntervalNetwork)
         check_examples(self._examples, model, labelled=is_labelled)
         if loss is not None:
@@ -141,7 +141,7 @@ class PrivateTraining:
         self._threads = int(begin.record.get("threads", torch.get_num_threads()))
         self._cleanup.enter_context(compute_threads(self._threads))
         state.load(begin.tensors, begin.record)
-        loss = self._loss or per_example_cross_entropy
+        loss = joint_loss(self._loss or per_example_cross_entropy, settings)
         rate, noise = float(begin.record["sampling_rate"]), float(begin.record["noise_multiplier"])
         sources = self._engine.model, self._examples, settings, self._randomness, self._files.path
         examples = self._examples if self._is_finish else processes.together(lambda: trained_examples(*sources))
@@ -248,17 +248,18 @@ class PrivateTraining:
             if loss is not None and not self._own_loop:
                 raise InvalidInputError("the loss was given at the start of the training; valid: step(batch)")
             chosen = self._loss or loss_of_step(self.model, loss)
+            joint = joint_loss(chosen, self.settings)
             if self._snapshot is not None:
                 self._state.require_unchanged_since(self._snapshot)
             self._batch = None
             try:
                 with self.signals, compute_threads(self._threads), torch.random.fork_rng(enabled=self._own_loop):
-                    return self._take_step(batch, chosen)
+                    return self._take_step(batch, chosen, joint)
             except BaseException:
                 self._finalizer()
                 raise
 
-    def _take_step(self, batch: Batch, loss: Loss) -> StepReport:
+    def _take_step(self, batch: Batch, loss: Loss, joint: Loss) -> StepReport:
         model, state, settings, processes = self.model, self._state, self.settings, self._processes
         model.train()  # whatever mode a callback has left: a resumed run would not have it
         if not self._loss_checked:
@@ -276,7 +277,7 @@ class PrivateTraining:
             step = replace(step, noise_of=noise_bound_to(*sources, batch.step, asked, seeded=seeded))
         if self._rng is not None:
             self._rng.restore()
-        gradients, mean_loss = step.gradient_of(batch.inputs, batch.targets, state.step, loss)
+        gradients, mean_loss = step.gradient_of(batch.inputs, batch.targets, state.step, joint)
         state.apply_gradients(gradients)
         self._after_step()
         state.count_step()

@@ -31,7 +31,7 @@ MAX_STEPS, MAX_COPIES = 10**7, 1000
 """Runs above these would not end: ten million steps are four months at one a second."""
 LARGEST = 1e30  # of a rate or a norm: single precision ends at 3.4e38
 _LEAST_BLOCK, _MOST_BLOCKS = 50, 50
-_NEWER = {"augmentation": "none", "kept_copies": False, "precision": "float32"}
+_NEWER = {"augmentation": "none", "kept_copies": False, "precision": "float32", "consistency": 0.0}
 _ONLY_SPEED = {"micro_batch", "block_steps", "checkpoint_steps"}
 
 
@@ -90,6 +90,8 @@ class TrainingSettings:
     """How each copy of an image is moved at random: none, shift, flip or shift-and-flip."""
     kept_copies: bool = False
     """Pass the copies through a fixed front end (of the networks with wavelets) once, and keep the result."""
+    consistency: float = 0.0
+    """Weight in the loss of how far the noisy copies of an example are apart; for copies >= 2, at no privacy cost."""
 
     precision: Precision = "float32"
     """Of the passes through the model: float32, or bfloat16 where that is faster; gradients are clipped in float32."""
@@ -137,6 +139,13 @@ class TrainingSettings:
         for name in ("momentum", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} is {getattr(self, name)!r}; valid: a number with 0 <= {name} < 1")
+        if not 0 <= self.consistency <= LARGEST:
+            raise InvalidInputError(f"consistency is {self.consistency!r}; valid: a number from 0 to {LARGEST:g}")
+        if self.consistency and self.copies < 2:
+            raise InvalidInputError(
+                f"consistency is {self.consistency:g}, but copies is {self.copies}; valid: copies >= 2, which are to "
+                "agree, or consistency = 0"
+            )
         choices = (
             ("optimizer", OPTIMIZERS),
             ("schedule", SCHEDULES),
