@@ -15,7 +15,9 @@ from securesgd.clipping.engine import ClippingEngine
 from securesgd.config import run_config
 from securesgd.errors import InvalidInputError
 from securesgd.theory.audit import gaussian_epsilon_bound
+from securesgd.training.consistency import joint_loss
 from securesgd.training.loop import per_example_cross_entropy
+from securesgd.training.settings import TrainingSettings
 
 COUNTS = CanaryCounts(weights=2_000, biases=200, data=50)
 SMALL = {"delta": 1e-5, "network": "mlp", "batch_size": 512, "steps": 6, "accountant": "rdp"}
@@ -45,6 +47,22 @@ def test_every_canary_adds_the_clipping_norm_in_its_own_direction_and_examples_a
     assert not model.traces(alone.gradients).any()
     biases = sums.gradients["biases.bias"].numpy()
     assert biases == pytest.approx(0.5 * coins[10:22] / np.sqrt(1.01), abs=1e-6)
+
+
+def test_copies_that_are_to_agree_leave_the_traces_of_canaries_as_they_are():
+    counts, copies = CanaryCounts(weights=10, biases=12, data=10), 3
+    network = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(4, 3))
+    model, coins = AuditedNetwork(network, (1, 2, 2), counts), np.random.default_rng(0).random(32) < 0.5
+    inputs, targets = torch.rand(7, 1, 2, 2), torch.arange(7) % 3
+    data = (torch.rand(10, 1, 2, 2), torch.arange(10) % 3)
+    settings = TrainingSettings(delta=1e-5, epsilon=1.0, batch_size=4, steps=1, copies=copies, consistency=50.0)
+    loss = audited_loss(model, joint_loss(per_example_cross_entropy, settings), 3, 0.5)
+    engine = ClippingEngine(model, 0.5)
+    examples = audited_examples(inputs, targets, coins, counts, data, 3)
+    sums = engine.clipped_sum(*examples.batch(np.arange(len(examples))), loss, copies)
+    assert engine.slow_reason is None
+    assert model.traces(sums.gradients) == pytest.approx(0.5 * coins[:22], abs=1e-6)
+    assert sums.losses[:7].mean() > 2  # the term is there
 
 
 def test_the_losses_of_examples_are_those_of_the_network_itself():
@@ -126,10 +144,14 @@ def test_half_the_noise_is_caught_with_all_canaries_and_the_bound_is_near_the_cl
     assert honest["white_box"]["tradeoff"] > 0.35 * epsilon
 
 
-@pytest.mark.parametrize("method", ["secure-sgd", "dp-ibp"])
-def test_networks_with_noise_and_with_boxes_are_audited_too(method):
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [("secure-sgd", {}), ("secure-sgd", {"copies": 2, "consistency": 5.0}), ("dp-ibp", {})],
+    ids=["noise", "consistency", "boxes"],
+)
+def test_networks_with_noise_and_with_boxes_are_audited_too(method, own):
     network = "interval-cnn" if method == "dp-ibp" else "digits-cnn"
-    changes = {"network": network, "steps": 1, "batch_size": 1024, "copies": 1}
+    changes = {"network": network, "steps": 1, "batch_size": 1024, "copies": 1} | own
     record = audit(method=method, changes=changes, sabotage="no-clipping")
     assert not record["holds"]
 
