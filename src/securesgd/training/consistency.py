@@ -1,8 +1,8 @@
-"""A loss that asks the noisy copies of one example to agree, so that more votes are for one class and radii grow.
+"""A loss that asks the noisy copies of one example to agree, since votes for one class are what makes a radius.
 
 The copies of an example go through the model in one step anyway. What is added to the loss is a function of their
-outputs alone, so that a step costs what it costs without it. It couples copies of the same example, never two examples:
-the gradient that is clipped is that of the example's whole loss, and neither sensitivity nor epsilon changes.
+outputs alone, so that a step costs about what it costs without it. It couples copies of the same example, never two
+examples: the gradient that is clipped is that of the example's whole loss, and neither sensitivity nor epsilon changes.
 """
 
 __all__ = ["consistent_cross_entropy", "joint_loss"]
