@@ -18,9 +18,10 @@ import torch
 from torch import nn
 
 from securesgd.errors import InvalidInputError, nearest
+from securesgd.models.feature_weights import ChannelWeights, FrequencyWeights
 from securesgd.models.front_end import FrontEnd
 from securesgd.models.scattering import CHANNELS, ORDERS, Scattering
-from securesgd.models.standardise import ChannelWeights, Standardise
+from securesgd.models.standardise import Standardise
 from securesgd.models.wavelets import WAVELET_CHANNELS, Wavelets
 from securesgd.runtime.import_path import is_import_path, load_function
 
@@ -123,10 +124,15 @@ def interval_cnn(input_shape: InputShape, classes: int, hidden: int = 0) -> nn.S
 
 
 def scatter_linear(input_shape: InputShape, classes: int, hidden: int = 0) -> nn.Sequential:
-    """Return one linear layer on the scattering coefficients of the image: strong features that cost no privacy."""
+    """Return one linear layer on the scattering coefficients of the image: strong features that cost no privacy.
+
+    With colours their fine details have less weight, since there are so many coefficients.
+    """
     if hidden:
         raise InvalidInputError(f"hidden is {hidden}, but the network scatter-linear has no hidden layer; leave it out")
-    return _with_head(_scattering(input_shape), input_shape, 0, classes, nn.Tanh)
+    colours, height, width = input_shape
+    details = [FrequencyWeights(height // 4, width // 4)] if colours > 1 else []
+    return _with_head([FrontEnd(*_scattering(input_shape), *details)], input_shape, 0, classes, nn.Tanh)
 
 
 def scatter_cnn(input_shape: InputShape, classes: int, hidden: int = 0) -> nn.Sequential:
@@ -138,7 +144,7 @@ def scatter_cnn(input_shape: InputShape, classes: int, hidden: int = 0) -> nn.Se
     first, second = (16, 32) if input_shape[0] == 1 else (64, 64)
     return _with_head(
         [
-            *_scattering(input_shape),
+            FrontEnd(*_scattering(input_shape)),
             nn.Conv2d(channels, first, 3, padding=1),
             nn.Tanh(),
             nn.MaxPool2d(2),
@@ -186,7 +192,7 @@ def _scattering(input_shape: InputShape) -> list[nn.Module]:
     layers: list[nn.Module] = [scattering, Standardise(scattering, input_shape), groups]
     if colours > 1:
         layers.append(ChannelWeights(np.tile(np.repeat([1.0, 1.0, _SECOND_ORDER], ORDERS), colours)))
-    return [FrontEnd(*layers)]
+    return layers
 
 
 def mlp(input_shape: tuple[int, ...], classes: int, hidden: int = 32) -> nn.Sequential:

@@ -5,7 +5,7 @@ natural images and the response properties of cortical cells"). Random images wi
 means and variances of wavelet coefficients over such images are near those over real ones, and cost no privacy.
 """
 
-__all__ = ["ChannelWeights", "Standardise", "made_up_images"]
+__all__ = ["Standardise", "made_up_images"]
 
 import math
 
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from securesgd.errors import InvalidInputError
 from securesgd.validate import Array
 
 _IMAGES, _NUMBERS = 128, 2**21  # images; numbers in all of them, so that large images are fewer
@@ -69,28 +68,3 @@ class Standardise(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the standardised channels."""
         return (x - self.mean) * self.inverse_std
-
-
-class ChannelWeights(nn.Module):
-    """Multiplies each channel by a fixed positive number: how much the gradient of a head listens to it.
-
-    Clipped gradients have a length to share out, and the noise of privacy is equal in all directions, so channels that
-    say little should be small. Guarantee: nothing is learned, and each image is treated by itself.
-    Raises: InvalidInputError if a number is not positive.
-    """
-
-    weights: Tensor
-
-    def __init__(self, weights: Array) -> None:
-        super().__init__()
-        if not bool((np.isfinite(weights) & (weights > 0)).all()):
-            raise InvalidInputError(f"the weights of channels are {weights.tolist()}; valid: positive numbers")
-        scaled = weights / math.sqrt(np.square(weights).mean())
-        self.register_buffer("weights", torch.as_tensor(scaled, dtype=torch.get_default_dtype())[:, None, None])
-
-    def extra_repr(self) -> str:
-        return f"{len(self.weights)}"
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the weighted channels."""
-        return x * self.weights
