@@ -17,7 +17,10 @@ PUBLIC = {
         "PrivacyStatement",
     ),
     "A trained run": ("load_run", "Run", "Prediction", "Evaluation", "check_run"),
-    "Certificates": ("certify", "CertifySettings", "Certificates", "verify", "CertifiedClassifier"),
+    "Certificates": (
+        "certify", "CertifySettings", "Certificates", "verify", "CertifiedClassifier", "lipschitz_radius",
+        "LipschitzRadii",
+    ),
     "The Gaussian mechanism": ("HeterogeneousGaussianMechanism", "Release"),
     "Errors": ("SecureSGDError", "InvalidInputError", "DamagedFileError", "PrivacyError"),
 }  # fmt: skip

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from securesgd.attacks.evaluate import Evaluation
     from securesgd.certificates.certify import certify
+    from securesgd.certificates.lipschitz.radius import LipschitzRadii, lipschitz_radius
     from securesgd.certificates.record import Certificates, CertifySettings
     from securesgd.certificates.verify import CertifiedClassifier, verify
     from securesgd.data.load import LoadedData, load_data
@@ -44,6 +45,7 @@ __all__ = [
     "HeterogeneousGaussianMechanism",
     "IntervalNetwork",
     "InvalidInputError",
+    "LipschitzRadii",
     "LoadedData",
     "NoisyNetwork",
     "Prediction",
@@ -59,6 +61,7 @@ __all__ = [
     "__version__",
     "certify",
     "check_run",
+    "lipschitz_radius",
     "load_data",
     "load_run",
     "network",
@@ -77,6 +80,7 @@ _MODULES = {
     "Evaluation": "attacks.evaluate",
     "HeterogeneousGaussianMechanism": "privacy.mechanism",
     "InvalidInputError": "errors",
+    "LipschitzRadii": "certificates.lipschitz.radius",
     "LoadedData": "data.load",
     "IntervalNetwork": "models.interval_network",
     "NoisyNetwork": "models.noisy",
@@ -92,6 +96,7 @@ _MODULES = {
     "TrainingInterrupted": "training.interrupt",
     "certify": "certificates.certify",
     "check_run": "run_check",
+    "lipschitz_radius": "certificates.lipschitz.radius",
     "load_data": "data.load",
     "load_run": "run",
     "network": "models.networks",
