@@ -336,6 +336,26 @@ MUTATIONS = {
     "radius of training never grows": ("models/interval_network.py", "        self.steps_done += 1\n", "        pass\n", "models/test_interval_network.py -k schedule"),
     "shares of the two losses swapped": ("models/interval_network.py", "self.clean_weight * clean + (1 - self.clean_weight) * worst", "(1 - self.clean_weight) * clean + self.clean_weight * worst", "models/test_interval_network.py -k both_parts"),
     "worst scores of another label": ("models/interval_network.py", "outputs[rows, 1 + targets]", "outputs[rows, targets]", "models/test_interval_network.py -k both_parts"),
+    # radii without votes
+    "half the remainder of a normalised group": ("theory/group_norm.py", "across / (2 * (1 - inside))", "across / (4 * (1 - inside))", "theory/test_group_norm.py"),
+    "group that turns loses nothing along itself": ("theory/group_norm.py", "np.maximum(along, 0) / (1 + _cosine(inside))", "0 * along", "theory/test_group_norm.py"),
+    "groups turn by half the angle": ("theory/group_norm.py", "+ np.arcsin(np.minimum(t, 1))", "+ 0.5 * np.arcsin(np.minimum(t, 1))", "theory/test_group_norm.py"),
+    "half the norm of scattering filters": ("certificates/lipschitz/transform_bounds.py", "self._norm = _largest_eigenvalue(gram)", "self._norm = _largest_eigenvalue(gram) / 2", "certificates/test_lipschitz.py -k norm_of"),
+    "half the norm of filters on moduli": ("certificates/lipschitz/transform_bounds.py", "self._second = _largest_eigenvalue(", "self._second = 0.5 * _largest_eigenvalue(", "certificates/test_lipschitz.py -k norm_of"),
+    "moduli of moduli left out": ("certificates/lipschitz/transform_bounds.py", "np.sqrt(self._second * second.sum(-1))", "0", "certificates/test_lipschitz.py -k norm_of"),
+    "half the energy of averages": ("certificates/lipschitz/transform_bounds.py", "(part * (rows @ part @ columns)).sum((-2, -1))", "0.5 * (part * (rows @ part @ columns)).sum((-2, -1))", "certificates/test_lipschitz.py -k norm_of"),
+    "half the norm of large scattering filters": ("certificates/lipschitz/transform_bounds.py", "self._norm = copies * (", "self._norm = copies / 64 * (", "certificates/test_lipschitz.py -k large_images"),
+    "half the norm of wavelets": ("certificates/lipschitz/transform_bounds.py", "return symbol_norm(map_, np.ones(len(kernels))) ** 2 * _UP", "return symbol_norm(map_, np.ones(len(kernels))) ** 2 * 0.5", "certificates/test_lipschitz.py -k nearly_those"),
+    "wavelets at half size left out": ("certificates/lipschitz/transform_bounds.py", "+ at_half[..., None] / self._shares", "+ 0 * at_half[..., None]", "certificates/test_lipschitz.py -k put_together"),
+    "l2 radius for half of its change": ("certificates/lipschitz/radius.py", "linear = radius * np.sqrt(", "linear = 0.5 * radius * np.sqrt(", "certificates/test_lipschitz.py -k theorem"),
+    "half the length of a group's change": ("certificates/lipschitz/radius.py", "self.change = np.sqrt(", "self.change = 0.5 * np.sqrt(", "certificates/test_lipschitz.py -k theorem"),
+    "remainder of normalisations left out": ("certificates/lipschitz/radius.py", "self.margin - linear - remainder - lost", "self.margin - linear - lost", "certificates/test_lipschitz.py -k theorem"),
+    "groups that turn lose nothing": ("certificates/lipschitz/radius.py", "self.margin - linear - remainder - lost", "self.margin - linear - remainder", "certificates/test_lipschitz.py -k theorem"),
+    "margin to one rival only": ("certificates/lipschitz/radius.py", "np.where(margins.is_rival, low, np.inf).min(1)", "np.where(margins.is_rival, low, 0).max(1)", "certificates/test_lipschitz.py -k attack"),
+    "standardised channels as they came": ("certificates/lipschitz/radius.py", "self._energies = head.bound.energies(rows.reshape(shape) * head.inverse_std[:, None, None])", "self._energies = head.bound.energies(rows.reshape(shape))", "certificates/test_lipschitz.py -k gradient"),
+    "l2 radius without rounding": ("certificates/lipschitz/radius.py", "linear - remainder - lost - self._rounding(r, moved + off))", "linear - remainder - lost)", "certificates/test_lipschitz.py -k rounding"),
+    "hooks of a network of wavelets": ("certificates/lipschitz/linear_head.py", "if module._forward_hooks or module._forward_pre_hooks:", "if False:", "hostile/test_lipschitz.py -k changes_a_layer"),
+    "methods replaced in a network of wavelets": ("certificates/lipschitz/linear_head.py", 'if replaced or vars(module).get("_compiled_call_impl") is not None:', "if False:", "hostile/test_lipschitz.py -k changes_a_layer"),
 }  # fmt: skip
 
 

@@ -230,6 +230,46 @@ def test_the_margin_and_its_gradient_are_the_networks_own(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_the_lower_bound_is_that_of_the_theorem(name):
+    """Written again for one rival, group by group; the network is in float64, where rounding is next to nothing."""
+    network, x = fitted(name)
+    head = read_linear_head(copy.deepcopy(network).double())
+    y = network(x).argmax(1).numpy()
+    margins = _Margins(head, _GroupLengths(head), x, y)
+    groups, n, left_out = head.groups, head.group_size, 0
+    of_group = np.repeat(np.arange(groups), len(head.mean) // groups)
+    features = head.standardised(x)
+    for example, rival, radius in ((0, 1, 0.001), (1, 2, 0.005), (2, 3, 0.02), (3, 5, 0.05), (4, 6, 0.3), (5, 7, 1.0)):
+        row, lost = head.weight[y[example]] - head.weight[rival], 0.0
+        functional, squares = np.zeros_like(row), np.zeros(len(head.mean))
+        by_group = 0.0
+        for g in range(groups):
+            u, w = features[example, of_group == g], row[of_group == g]
+            u, w = u - u.mean(), w - w.mean()
+            s = math.sqrt((u**2).sum() + n * head.eps)
+            along = (u * w).sum() / s
+            across = math.sqrt((w**2).sum() - along**2)
+            q = head.inverse_std**2 * (of_group == g)
+            t = math.sqrt(float(head.bound.squares(q))) * radius / s
+            if t > 0.5:
+                turned = math.acos(along / np.linalg.norm(w)) + math.asin(min(t, 1))
+                worst = np.linalg.norm(w) * (math.cos(min(turned, math.pi)) if t < 1 else -1)
+                lost, left_out = lost + math.sqrt(n) * (along - worst), left_out + 1
+                continue
+            functional[of_group == g] = math.sqrt(n) / s * (w - along / s * u)
+            c = max(along, 0) / (1 + math.sqrt(1 - t**2)) + across / (2 * (1 - t))
+            by_group += math.sqrt(n) * c * t**2
+            squares += math.sqrt(n) * c / s**2 * q
+        functional *= head.inverse_std[:, None]
+        functional = functional.reshape(len(head.mean), x.shape[2] // 4, x.shape[3] // 4)
+        linear = math.sqrt(float(head.bound.functional(head.bound.energies(functional)))) * radius
+        lost += linear + min(by_group, float(head.bound.squares(squares)) * radius**2)
+        found = margins.lower_bound(np.full(margins.margin.shape, radius))[example, rival]
+        assert found == pytest.approx(margins.margin[example, rival] - lost, abs=1e-4 * lost)
+    assert left_out > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_bounds_of_margins_hold_at_every_distance(name):
     network, x = fitted(name)
     head = read_linear_head(network)

@@ -89,8 +89,8 @@ def lipschitz_radius(network: nn.Module, inputs: Tensor) -> LipschitzRadii:
 def _proven(margins: "_Margins") -> Array:
     """Return for each example the largest radius found at which the margins of all rivals are proven positive."""
     # Beyond m/K the theorem proves nothing; every radius that counts is proven at itself.
-    low, high = np.zeros_like(margins.margin), np.maximum(margins.margin, 0) / margins.slope
-    high = np.nan_to_num(high, nan=0.0, posinf=_LARGEST)
+    most = np.nan_to_num(np.maximum(margins.margin, 0) / margins.slope, nan=0.0, posinf=_LARGEST)
+    low, high = np.zeros_like(most), np.minimum(most, _LARGEST)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         proven = margins.lower_bound(middle) > 0
