@@ -306,6 +306,19 @@ def test_features_in_float32_are_far_inside_what_is_assumed():
         assert bool((100 * off <= bound.rounding * 2.0**-24 * x.double().flatten(1).norm(dim=1) + 1e-8).all())
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_in_float32_are_off_by_less_than_is_allowed(name):
+    """At radius 0 the lower bound is the exact margin less rounding; also where groups hardly vary about a large mean."""
+    network, x = fitted(name)
+    head, y = read_linear_head(network), network(x).argmax(1)
+    for inputs in (x, 0.01 * x + 5, 1e-4 * x, 1e3 * x, x + 1e3):
+        margins = _Margins(head, _GroupLengths(head), inputs, y.numpy())
+        allowed = margins.margin - margins.lower_bound(np.zeros_like(margins.margin))
+        scores = network(inputs).double()
+        off = np.abs((scores.gather(1, y[:, None]) - scores).numpy() - margins.margin)
+        assert (off <= np.where(margins.is_rival, allowed / 5, np.inf)).all()
+
+
 def test_rounding_takes_the_radius_away_where_scores_count_in_steps():
     network = copy.deepcopy(fitted("wavelet-linear")[0])
     x = fitted("wavelet-linear")[1]

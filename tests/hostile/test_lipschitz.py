@@ -63,6 +63,16 @@ def test_huge_values_have_a_radius_that_holds_or_none(name, size):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_one_image_whose_squares_overflow_in_float64_leaves_the_others_their_radii(name):
+    network, x = copied(name).double(), fitted(name)[1][:4].double()
+    expected = lipschitz_radius(network, x).radius
+    x[1] *= 1e200
+    found = lipschitz_radius(network, x).radius
+    assert found[1] == 0
+    np.testing.assert_allclose(found[[0, 2, 3]], expected[[0, 2, 3]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_tiny_values_keep_their_class_within_their_radius(name):
     network, x = fitted(name)
     for size in (1e-3, 1e-10, 1e-25, 1e-40):

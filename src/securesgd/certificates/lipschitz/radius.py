@@ -82,7 +82,10 @@ def lipschitz_radius(network: nn.Module, inputs: Tensor) -> LipschitzRadii:
     for start in range(0, len(inputs), together):
         part, images = slice(start, start + together), inputs.detach()[start : start + together]
         prediction[part] = head.scores(images).argmax(1)
-        radius[part] = _proven(_Margins(head, lengths, images, prediction[part]))
+        known = images.double().flatten(1).norm(dim=1).cpu() <= _LARGEST
+        if bool(known.any()):
+            margins = _Margins(head, lengths, images[known], prediction[part][known.numpy()])
+            radius[part][known.numpy()] = _proven(margins)
     return LipschitzRadii(prediction=prediction, radius=radius)
 
 
