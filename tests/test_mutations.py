@@ -354,6 +354,9 @@ MUTATIONS = {
     "margin to one rival only": ("certificates/lipschitz/radius.py", "np.where(margins.is_rival, low, np.inf).min(1)", "np.where(margins.is_rival, low, 0).max(1)", "certificates/test_lipschitz.py -k attack"),
     "standardised channels as they came": ("certificates/lipschitz/radius.py", "self._energies = head.bound.energies(rows.reshape(shape) * head.inverse_std[:, None, None])", "self._energies = head.bound.energies(rows.reshape(shape))", "certificates/test_lipschitz.py -k gradient"),
     "l2 radius without rounding": ("certificates/lipschitz/radius.py", "linear - remainder - lost - self._rounding(r, moved + off))", "linear - remainder - lost)", "certificates/test_lipschitz.py -k rounding"),
+    "features of wavelets taken as exact": ("certificates/lipschitz/radius.py", "1.01 * self._lengths.scale * of_transform + 8 * unit * exact", "0 * exact", "certificates/test_lipschitz.py -k module_says"),
+    "normalisation taken as exact": ("certificates/lipschitz/radius.py", "lost = (self._between * off).sum(-1)", "lost = 0 * (self._between * off).sum(-1)", "certificates/test_lipschitz.py -k module_says"),
+    "any variance counts as known": ("certificates/lipschitz/radius.py", "known = (of_variance <= 0.5).all(-1)", "known = (of_variance > -1).all(-1)", "certificates/test_lipschitz.py -k large_mean"),
     "hooks of a network of wavelets": ("certificates/lipschitz/linear_head.py", "if module._forward_hooks or module._forward_pre_hooks:", "if False:", "hostile/test_lipschitz.py -k changes_a_layer"),
     "methods replaced in a network of wavelets": ("certificates/lipschitz/linear_head.py", 'if replaced or vars(module).get("_compiled_call_impl") is not None:', "if False:", "hostile/test_lipschitz.py -k changes_a_layer"),
 }  # fmt: skip

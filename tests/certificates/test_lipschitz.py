@@ -308,7 +308,7 @@ def test_features_in_float32_are_far_inside_what_is_assumed():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_in_float32_are_off_by_less_than_is_allowed(name):
-    """At radius 0 the lower bound is the exact margin less rounding; also where groups hardly vary about a large mean."""
+    """At radius 0 the bound is the exact margin less rounding; also where groups hardly vary about a large mean."""
     network, x = fitted(name)
     head, y = read_linear_head(network), network(x).argmax(1)
     for inputs in (x, 0.01 * x + 5, 1e-4 * x, 1e3 * x, x + 1e3):
@@ -317,6 +317,41 @@ def test_scores_in_float32_are_off_by_less_than_is_allowed(name):
         scores = network(inputs).double()
         off = np.abs((scores.gather(1, y[:, None]) - scores).numpy() - margins.margin)
         assert (off <= np.where(margins.is_rival, allowed / 5, np.inf)).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_rounding_takes_off_is_what_the_module_says(name):
+    """Written again for one rival at radius 0, group by group."""
+    network, x = fitted(name)
+    head, u, y, rival = read_linear_head(network), 2.0**-24, int(network(x[:1]).argmax()), 3
+    margins = _Margins(head, _GroupLengths(head), x[:1], np.array([y]))
+    n, features, row = head.group_size, head.standardised(x[:1])[0], head.weight[y] - head.weight[rival]
+    of_group = np.repeat(np.arange(head.groups), len(head.mean) // head.groups)
+    rho = head.bound.rounding * u * float(x[0].double().norm())
+    lost, numbers = 0.0, n * head.groups
+    for g in range(head.groups):
+        own = of_group == g
+        size, centred = np.linalg.norm(features[own]), features[own] - features[own].mean()
+        s, w = math.sqrt((centred**2).sum() + n * head.eps), row[own] - row[own].mean()
+        eta = np.abs(head.inverse_std[own]).max() * rho + 8 * u * size
+        along, t = (w * centred).sum() / s, eta / s
+        across = math.sqrt((w**2).sum() - along**2)
+        c = max(along, 0) / (1 + math.sqrt(1 - t**2)) + across / (2 * (1 - t))
+        lost += math.sqrt(n) * (across * eta / s + c * t**2)
+        ratio = (size + eta) / (s - eta)
+        zeta = math.sqrt(n) * (4 * n * u * ratio**2 + 2 * n * u * ratio)
+        lost += np.linalg.norm(row[own]) * zeta
+        both = np.linalg.norm(head.weight[y][own]) + np.linalg.norm(head.weight[rival][own])
+        lost += numbers * u * both * math.sqrt(n)
+    found = float((margins.margin - margins.lower_bound(np.zeros_like(margins.margin)))[0, rival])
+    assert lost <= found <= 1.3 * lost + 1e-6
+
+
+def test_a_group_that_hardly_varies_about_a_large_mean_is_not_known():
+    network, x = fitted("scatter-linear")
+    head, y = read_linear_head(network), np.zeros(5, dtype=np.int64)
+    margins = _Margins(head, _GroupLengths(head), 0.01 * x[:5] + 100, y)
+    assert (margins.lower_bound(np.zeros_like(margins.margin)) == -math.inf).all()
 
 
 def test_rounding_takes_the_radius_away_where_scores_count_in_steps():
