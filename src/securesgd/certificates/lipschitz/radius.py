@@ -19,7 +19,7 @@ variance is off by at most 4γ(n + 8) of the mean square, however it is added up
 most ζ_g, and the difference of scores by Σ_g |w_g|ζ_g and γ(N + 4)(Σ|W||z| + |b|), N features in all (`_rounding`).
 
 Assumes: IEEE arithmetic without TF32; convolutions and matrix products as sums of products, in any order; of
-Scattering, whose Fourier transforms have no a-priori bound in torch, that each is off by less than 128 units of
+Scattering, whose Fourier transforms have no a-priori bound in torch, that each is off by at most 8 log₂N units of
 rounding, relative in l2 (`tests/certificates/test_lipschitz.py` measures a hundredth of what all of them are allowed).
 """
 
@@ -60,8 +60,8 @@ def lipschitz_radius(network: nn.Module, inputs: Tensor) -> LipschitzRadii:
     Guarantee: for every x' with ‖x' − x‖₂ <= radius, in or out of the range of images, the network, with x' rounded to
         its type, gives the predicted class the strictly highest score. No votes, no failure probability.
     Assumes: IEEE arithmetic without TF32 and sums of products in any order; for `scatter-linear` also that torch's
-        Fourier transforms are off by less than 128 units of rounding each, relative in l2. The network is the one that
-        is deployed, and stays as it is.
+        Fourier transforms of N numbers are off by at most 8 log₂N units of rounding, relative in l2. The network is the
+        one that is deployed, and stays as it is.
     Raises: InvalidInputError naming a layer without a rule (valid: `scatter-linear`, `wavelet-linear` and what is built
         of the same layers), and for inputs that are not finite images of the network's shape.
     """

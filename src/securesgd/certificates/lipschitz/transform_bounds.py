@@ -28,6 +28,7 @@ from securesgd.theory.spectral import dominating_shift, symbol_norm
 from securesgd.validate import Array
 
 _UP = 1 + 1e-9  # more than float64 loses in the sums here
+_FOURIER = 8  # units of rounding that a Fourier transform may be off, per log₂ of its size
 _MOST_PLACES = 3200  # of an image whose matrix of filters is formed
 
 
@@ -55,7 +56,9 @@ class ScatteringBound:
     the norm of the coarse filters on it. The order 0 has no modulus. To share Λ evenly, order 0 counts 16 times and the
     coarse scale 4 times, which undoes the subsampling.
 
-    Assumes, in `rounding`: torch's Fourier transforms are off by less than 128 units of rounding each, relative in l2.
+    Assumes, in `rounding`: torch's Fourier transforms of N numbers are off by at most 8 log₂N units of rounding,
+    relative in l2. That is what is proven of the textbook's transform (Higham 2002, Theorem 24.2: 6.7 log₂N, for powers
+    of 2); torch's libraries mix other factors in.
     """
 
     def __init__(self, transform: Scattering) -> None:
@@ -82,15 +85,20 @@ class ScatteringBound:
             gram = 16 * low.T @ low + _filter_gram(padding, [(fine, nu), (coarse, 4 * sampled)])
             self._norm = _largest_eigenvalue(gram)
             self._second = _largest_eigenvalue(_filter_gram(np.diag(1 / np.sqrt(nu.ravel())), [(coarse, sampled)]))
-        else:
-            copies = math.prod(int(side.copies.max()) for side in sides)
-            aliases = coarse.reshape(-1, 2, rows // 2, 2, columns // 2).transpose(2, 4, 0, 1, 3)
-            aliases = aliases.reshape(rows * columns // 4, self._angles, 4)
-            self._second = float(np.linalg.norm(aliases, 2, axis=(1, 2)).max()) ** 2 / 4 * _UP
-            fine_norm = float(np.square(fine).sum(0).max())
-            self._norm = copies * (16 * self._average_norms[0] + fine_norm + 4 * self._second) * _UP
-        # Eight transforms one after the other at most, and the sums of two averages.
-        self.rounding = 1024.0 + 4 * (rows + columns)
+        copies = math.prod(int(side.copies.max()) for side in sides)
+        aliases = coarse.reshape(-1, 2, rows // 2, 2, columns // 2).transpose(2, 4, 0, 1, 3)
+        aliases = aliases.reshape(rows * columns // 4, self._angles, 4)
+        second = float(np.linalg.norm(aliases, 2, axis=(1, 2)).max()) ** 2 / 4 * _UP
+        first = float(np.square(fine).sum(0).max())
+        if not explicit:
+            self._second = second
+            self._norm = copies * (16 * self._average_norms[0] + first + 4 * second) * _UP
+        # The image and its maps of order 1 and 2 have (1 + first)(1 + second) times the square of the padded image at
+        # most. A map has gone through 4 Fourier transforms, filters and moduli; an average adds its sums of products.
+        transforms = 4 * _FOURIER * math.log2(rows * columns) + 32
+        average = max(math.prod(side.norms[level][0] for side in sides) for level in (0, 1)) * transforms
+        average += max(math.prod(side.norms[level][1] for side in sides) for level in (0, 1)) * (rows + columns + 8)
+        self.rounding = math.sqrt(copies * (1 + first) * (1 + second)) * average
 
     def energies(self, functional: Array) -> Array:
         by_colour = functional.reshape(*functional.shape[:-3], -1, sum(ORDERS), *functional.shape[-2:])
@@ -134,6 +142,7 @@ class _Side:
         self.nu = 1 / self.copies[source] if weighted else np.ones(padded)
         self.low = averages[0] @ self.padding
         self.outputs = self.nu[::4][1 : 1 + len(averages[0])]
+        self.norms = [[float(np.linalg.norm(a, 2)) for a in (average, np.abs(average))] for average in averages]
         self.grams = [average / nu @ average.T for average, nu in zip(averages, (self.nu, self.nu[::2]), strict=True)]
 
 
