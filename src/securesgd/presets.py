@@ -48,7 +48,11 @@ _NOISY: dict[str, dict[str, dict[str, Any]]] = {
         "l2": {"training": {"batch_size": 512, "copies": 4}, "robustness": _UNIFORM | {"unit": 0.4}},
     },
     "mnist": {
-        "linf": {"network": "tanh-cnn", "training": _COPIES, "robustness": {"attack_size": 0.066}},
+        "linf": {
+            "network": "tanh-cnn",
+            "training": _COPIES | {"consistency": 2.0},
+            "robustness": {"attack_size": 0.066},
+        },
         "l2": {
             "network": "tanh-cnn",
             "training": _COPIES | {"consistency": 5.0},

@@ -14,15 +14,16 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from securesgd.certificates.interval.arithmetic import Arithmetic, arithmetic_of
 from securesgd.certificates.lipschitz.transform_bounds import ScatteringBound, TransformBound, WaveletBound
 from securesgd.errors import InvalidInputError
+from securesgd.models.feature_weights import ChannelWeights
 from securesgd.models.front_end import FrontEnd
 from securesgd.models.noisy import NoisyNetwork
 from securesgd.models.scattering import CHANNELS, Scattering
-from securesgd.models.standardise import ChannelWeights, Standardise
+from securesgd.models.standardise import Standardise
 from securesgd.models.wavelets import WAVELET_CHANNELS, Wavelets
 from securesgd.validate import Array
 
 _VALID = (
-    "valid: networks like scatter-linear and wavelet-linear, a FrontEnd of Scattering or Wavelets, Standardise, "
+    "valid: networks like wavelet-linear, or scatter-linear for one colour: a FrontEnd of Scattering or Wavelets, Standardise, "
     "GroupNorm without weights and possibly ChannelWeights, then Flatten and Linear"
 )
 
