@@ -23,8 +23,8 @@ from securesgd.models.wavelets import WAVELET_CHANNELS, Wavelets
 from securesgd.validate import Array
 
 _VALID = (
-    "valid: networks like wavelet-linear, or scatter-linear for one colour: a FrontEnd of Scattering or Wavelets, Standardise, "
-    "GroupNorm without weights and possibly ChannelWeights, then Flatten and Linear"
+    "valid: networks like wavelet-linear, or scatter-linear for one colour: a FrontEnd of Scattering or Wavelets, "
+    "Standardise, GroupNorm without weights and possibly ChannelWeights, then Flatten and Linear"
 )
 
 

@@ -62,8 +62,8 @@ def lipschitz_radius(network: nn.Module, inputs: Tensor) -> LipschitzRadii:
     Assumes: IEEE arithmetic without TF32 and sums of products in any order; for `scatter-linear` also that torch's
         Fourier transforms of N numbers are off by at most 8 log₂N units of rounding, relative in l2. The network is the
         one that is deployed, and stays as it is.
-    Raises: InvalidInputError naming a layer without a rule (valid: `wavelet-linear`, `scatter-linear` for one colour and
-        what is built of the same layers), and for inputs that are not finite images of the network's shape.
+    Raises: InvalidInputError naming a layer without a rule (valid: `wavelet-linear`, `scatter-linear` for one colour
+        and what is built of the same layers), and for inputs that are not finite images of the network's shape.
     """
     head = read_linear_head(network)
     if (
