@@ -34,7 +34,7 @@ _MODELS: tuple[tuple[str, str, str | None, float | None, float, str | None, str]
     ("fashion-mnist", "secure-sgd", "l2", 0.25, 2.9, None, "preset"),
     ("fashion-mnist", "secure-sgd", "l2", 1.0, 2.9, None, "tanh-cnn"),
     ("cifar10", "secure-sgd", "l2", 0.25, 8.0, None, "preset"),
-    ("mnist", "secure-sgd", "linf", None, 3.0, "digits", "short"),
+    ("mnist", "secure-sgd", "linf", None, 3.0, "digits", "preset"),
     ("mnist", "secure-sgd", "l2", 0.75, 2.9, "digits", "short"),
     ("mnist", "secure-sgd", "l2", 0.5, 2.9, "digits", "preset"),
     ("mnist", "secure-sgd", "l2", 0.3, 2.9, "digits", "less-consistent"),
