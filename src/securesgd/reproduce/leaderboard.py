@@ -99,31 +99,42 @@ def leaderboard_lines(rows: list[Row]) -> list[list[str]]:
     weights from public data there is a line of its own if it has rows.
     """
     lines = []
-    for public, (dataset, method, norm, column, words) in product((None, *sorted(_PUBLIC)), _LINES):
-        published = PUBLISHED.get((dataset, method, norm), {}).get(column)
+    for words, published, method, column, best in _best_models(rows):
         line = [words, "none" if published is None else f"{published:.3f}, {SOURCES[method][0]}"]
-        key = (dataset, method, norm, public)
-        own = [row for row in rows if tuple(row[name] or None for name in _KEY) == key]
-        if public is not None:
-            line[0] += f", first weights from {public}"
-        if not own and public is not None:
-            continue
-        if not own:
+        if best is None:
             lines.append([*line, "not measured yet", "", "", ""])
             continue
-        summaries = seed_summary(own, ["unit", "epsilon", "delta", "examples", "draws", "test_images"], [column])
-        best = max(summaries, key=lambda summary: float(summary[f"{column}_mean"]))
-        mean, low, high = (best[f"{column}_{name}"] for name in ("mean", "min", "max"))
+        mean, low, high = _seed_range(best, column)
         ours = f"{mean:.3f} ({low:.3f}–{high:.3f})" if best["seeds"] > 1 else f"{mean:.3f}"
-        noise = f"{best['unit']:g}" if best["unit"] else ("the preset's" if norm else "none")
+        noise = f"{best['unit']:g}" if best["unit"] else ("the preset's" if best["norm"] else "none")
         count = (
             f"{best['examples']:,.0f} images, {best['draws']:,.0f} draws"
-            if norm
+            if best["norm"]
             else f"{best['test_images']:,.0f} images"
         )
         budget = f"{best['epsilon']:g}, {best['delta']:g}"
         lines.append([*line, ours, noise, budget, f"{count}, {best['seeds']} seed{'s' * (best['seeds'] > 1)}"])
     return lines
+
+
+def _best_models(rows: list[Row]) -> list[tuple[str, float | None, str, str, dict[str, Any] | None]]:
+    """Return for each line its words, the published number, method, column, and the summary of the best noise."""
+    chosen = []
+    for public, (dataset, method, norm, column, words) in product((None, *sorted(_PUBLIC)), _LINES):
+        own = [row for row in rows if tuple(row[name] or None for name in _KEY) == (dataset, method, norm, public)]
+        if public is not None and not own:
+            continue
+        by = ["norm", "unit", "epsilon", "delta", "examples", "draws", "test_images"]
+        summaries = seed_summary(own, by, [column])
+        best = max(summaries, key=lambda summary: float(summary[f"{column}_mean"]), default=None)
+        words += "" if public is None else f", first weights from {public}"
+        chosen.append((words, PUBLISHED.get((dataset, method, norm), {}).get(column), method, column, best))
+    return chosen
+
+
+def _seed_range(summary: dict[str, Any], column: str) -> tuple[float, float, float]:
+    mean, low, high = (float(summary[f"{column}_{name}"]) for name in ("mean", "min", "max"))
+    return mean, low, high
 
 
 def _cells(profile: str) -> list[Cell]:
@@ -200,9 +211,10 @@ def _draw(rows: list[Row], path: Path) -> None:
         ["test_accuracy", *_COMPARED, "average_certified_radius"],
     )
     measured = [row | {name: row[name] or 0.0 for name in values} for row in rows]
-    summaries = seed_summary(measured, by, values)
-    leaderboard_figure(summaries, PUBLISHED, path)
-    write_rows(path.with_name("summary.csv"), summaries)
+    write_rows(path.with_name("summary.csv"), seed_summary(measured, by, values))
+    lines = _best_models(rows)
+    drawn = [(words, _seed_range(best, column), known) for words, known, _, column, best in lines if best is not None]
+    leaderboard_figure(drawn, path)
 
 
 LEADERBOARD = Experiment(cells=_cells, measure=measure_leaderboard, draw=_draw, minutes={"quick": 15, "standard": 25})

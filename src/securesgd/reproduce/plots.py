@@ -158,33 +158,18 @@ def ways_figure(rows: Sequence[Row], path: Path) -> None:
     write_picture(figure, path)
 
 
-def leaderboard_figure(
-    summaries: Sequence[Row], published: Mapping[tuple[Any, ...], Mapping[str, float]], path: Path
-) -> None:
-    """Draw each mean over the seeds with the range of the seeds, and beside it the published number if there is one.
-
-    A line is one measure of one model; measures are the columns `…_mean` of the summaries that are not 0.
-    """
-    points = []
-    for row in summaries:
-        known = published.get((row["dataset"], row["method"], row["norm"] or None), {})
-        noise = f", noise {row['unit']:g}" if row["unit"] else ""
-        noise += f", first weights from {row['public_dataset']}" if row["public_dataset"] else ""
-        for column in (name.removesuffix("_mean") for name in row if name.endswith("_mean")):
-            if row[f"{column}_mean"]:
-                words = column.replace("_", " ")
-                seeds = f"{row['seeds']:g} seed{'s' * (row['seeds'] > 1)}"
-                label = f"{row['dataset']}, ε = {row['epsilon']:g}{noise}: {words} ({seeds})"
-                points.append((label, [row[f"{column}_{end}"] for end in ("mean", "min", "max")], known.get(column)))
-    figure = Figure(figsize=(8, 0.6 + 0.22 * len(points)), layout="constrained")
+def leaderboard_figure(lines: Sequence[tuple[str, Sequence[float], float | None]], path: Path) -> None:
+    """Draw each line, (words, [mean, least, most] over the seeds, published number or None)."""
+    figure = Figure(figsize=(8, 0.9 + 0.26 * len(lines)), layout="constrained")
     axes = figure.subplots()
-    for place, (_, (middle, low, high), other) in enumerate(points):
+    for place, (_, (middle, low, high), published) in enumerate(lines):
         axes.plot([low, high], [place, place], color=_BLUE[0], linewidth=2)
-        axes.plot([middle], [place], "o", color=_BLUE[0], label="ours" if place == 0 else None)
-        if other is not None:
-            axes.plot([other], [place], "D", color=_ORANGE[0], fillstyle="none")
-    axes.plot([], [], "D", color=_ORANGE[0], fillstyle="none", label="best published, over all sizes of noise")
-    axes.set_yticks(range(len(points)), [label for label, *_ in points], fontsize=7)
+        axes.plot([middle], [place], "o", color=_BLUE[0])
+        if published is not None:
+            axes.plot([published], [place], "D", color=_ORANGE[0], fillstyle="none")
+    axes.plot([], [], "o", color=_BLUE[0], label="ours: mean and range of the seeds")
+    axes.plot([], [], "D", color=_ORANGE[0], fillstyle="none", label="best published")
+    axes.set_yticks(range(len(lines)), [words for words, *_ in lines], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("share of test images, or mean radius")
     tidy_axes(axes)
