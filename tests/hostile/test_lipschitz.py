@@ -13,7 +13,11 @@ import securesgd as ss
 from securesgd.certificates.lipschitz.linear_head import read_linear_head
 from securesgd.certificates.lipschitz.radius import lipschitz_radius
 from securesgd.errors import InvalidInputError
+from securesgd.models.feature_weights import ChannelWeights
 from securesgd.models.front_end import FrontEnd
+from securesgd.models.standardise import Standardise
+from securesgd.models.wavelets import Wavelets
+from securesgd.theory.group_norm import least_alignment
 from tests.certificates.lipschitz_networks import fitted, flipped
 
 NAMES = ["scatter-linear", "wavelet-linear"]
@@ -270,3 +274,100 @@ def test_an_input_that_wants_gradients_and_one_in_another_memory_layout():
     expected = lipschitz_radius(network, x[:4])
     for other in (x[:4].clone().requires_grad_(), x[:4].transpose(2, 3).contiguous().transpose(2, 3), x[:8:1][:4]):
         np.testing.assert_allclose(lipschitz_radius(network, other).radius, expected.radius, rtol=1e-5)
+
+
+# Numbers at the ends of their type
+
+
+def two_classes(groups=1, eps=1e-5, weights=None):
+    """A network with a head of two classes; with weights of channels, only the channel 5 counts."""
+    transform, layers = Wavelets(1, 8, 8), [] if weights is None else [ChannelWeights(weights)]
+    normalise = nn.GroupNorm(groups, 34, eps=eps, affine=False)
+    front_end = FrontEnd(transform, Standardise(transform, (1, 8, 8)), normalise, *layers)
+    network = nn.Sequential(front_end, nn.Flatten(), nn.Linear(136, 2)).requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    network[2].weight.copy_(torch.randn(2, 136, generator=generator))
+    network[2].bias.zero_()
+    return network
+
+
+def test_features_that_underflow_before_a_huge_head_have_no_radius():
+    """As exact numbers the head makes up for the weight of its channel; in float32 ten steps are left of a feature."""
+    weights = np.ones(34)
+    weights[5] = 7e-45
+    network = two_classes(34, weights=weights)
+    network[2].weight.zero_()
+    rows = network[2].weight.view(2, 34, 4)
+    rows[0, 5, :2], rows[1, 5, 2:] = 1e37 * torch.tensor([[1.0, -1.0], [1.0, -1.0]])
+    x = torch.rand(500, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    result, scores = lipschitz_radius(network, x), network(x)
+    assert (scores[:, 0] == scores[:, 1]).any()  # though no exact scores are equal
+    assert not result.radius.any()
+
+
+def test_weights_of_channels_that_overflow_before_a_tiny_head_are_refused():
+    network = two_classes(weights=np.ones(34))
+    network[0][3].weights.fill_(3e38)
+    network[2].weight *= 1e-38
+    x = fitted("wavelet-linear")[1][:4]
+    assert network(x).isnan().any()
+    with pytest.raises(InvalidInputError, match=r"weights of ChannelWeights holds 3e\+38; valid: up to 1e\+12"):
+        lipschitz_radius(network, x)
+
+
+def with_filters(size):
+    """Standardising undoes the size of the filters, so that no feature is large."""
+    network = copied()
+    network[0][0].filters *= size
+    network[0][1].mean *= size
+    network[0][1].inverse_std /= size
+    return network
+
+
+def test_filters_whose_squares_overflow_are_refused():
+    network, x = with_filters(1e20), fitted("wavelet-linear")[1][:4]
+    assert network(x).isnan().any()
+    with pytest.raises(InvalidInputError, match="filters of Wavelets holds"):
+        lipschitz_radius(network, x)
+
+
+def test_images_whose_waves_overflow_when_squared_have_no_radius():
+    """Features are far below 1e12, and no fixed number is large."""
+    network, x = with_filters(5e5), 3e11 * fitted("wavelet-linear")[1][:4] / 4
+    network[0][0].planes *= 1e5
+    network[0][1].inverse_std *= 1e-9
+    network[2].bias[0] += 1e3  # the class that argmax finds among NaN
+    assert (lipschitz_radius(network, 1e-9 * x).radius > 0).all()
+    assert network(x).isnan().any()
+    assert not lipschitz_radius(network, x).radius.any()
+
+
+@pytest.mark.parametrize("name", ["filters", "planes"])
+def test_numbers_that_enlarge_what_underflowed_before_them_are_refused(name):
+    network = copied()
+    getattr(network[0][0], name).mul_(1e30)
+    with pytest.raises(InvalidInputError, match=f"{name} of Wavelets holds"):
+        lipschitz_radius(network, fitted("wavelet-linear")[1][:2])
+
+
+@pytest.mark.parametrize("t", [0.51, 0.7, 0.99])
+def test_an_angle_that_rounding_hides_counts(t):
+    """a/|w| = 1 − 1e-16 is 1 in float64, but the angle between them is 1.4e-8."""
+    angle = math.acos(1 - 2**-53) + math.asin(t)
+    assert least_alignment(np.float64(1), np.float64(1), np.float64(t)) <= math.cos(angle)
+    assert least_alignment(np.float64(1), np.float64(1), np.float64(t)) >= math.cos(angle + 3e-7)
+
+
+def test_no_attack_in_float64_is_within_twice_the_radius_where_the_network_is_linear():
+    """With a huge eps and one low-pass feature nothing but the norm of a filter stands between bound and truth."""
+    network = two_classes(2, eps=1e8).double()
+    x = torch.rand(6, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    network[2].weight.zero_()
+    network[2].weight.view(2, 34, 4)[0, 16, 1] = 1e3
+    scores = network(x)[:, 0]
+    network[2].bias[1] = scores.median() - 0.1 * scores.std()
+    result = lipschitz_radius(network, x)
+    classes, radius = torch.as_tensor(result.prediction), torch.as_tensor(result.radius)
+    assert (radius > 0).all()
+    assert not flipped(network, x, classes, radius, steps=40, starts=2).any()
+    assert flipped(network, x, classes, 4 * radius, steps=40, starts=1).any()

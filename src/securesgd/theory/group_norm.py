@@ -41,8 +41,11 @@ def linear_remainder(along: Array, across: Array, t: Array) -> Array:
 
 
 def least_alignment(along: Array, length: Array, t: Array) -> Array:
-    """Return the least value of W·V/|V| (lemma 3), where `along` is a and `length` |w|."""
-    cosine = np.clip(along / np.where(length > 0, length, 1), -1, 1)
+    """Return the least value of W·V/|V| (lemma 3), where `along` is a, off by 5e-15·`length` at most; that is |w|.
+
+    Where a/|w| rounds to 1 the angle may be 1e-8: half of the guard is for `along`, the rest for arccos and arcsin.
+    """
+    cosine = np.clip(along / np.where(length > 0, length, 1) - 1e-14, -1, 1)
     angle = np.minimum(np.arccos(cosine) + np.arcsin(np.minimum(t, 1)), math.pi)
     return np.where(t < 1, length * np.cos(angle), -length)
 

@@ -26,6 +26,7 @@ _VALID = (
     "valid: networks like wavelet-linear, or scatter-linear for one colour: a FrontEnd of Scattering or Wavelets, "
     "Standardise, GroupNorm without weights and possibly ChannelWeights, then Flatten and Linear"
 )
+_LARGEST_FILTER, _LARGEST_WEIGHT = 1e6, 1e12  # of fixed numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +47,8 @@ class LinearHeadNetwork:
     groups: int
     eps: float
     weight: Array
+    own_lengths: Array
+    """Of the rows of the head as stored: weights of channels may be so small that features underflow before it."""
     bias: Array
     arithmetic: Arithmetic
     input_shape: tuple[int, int, int]
@@ -99,6 +102,9 @@ def read_linear_head(network: nn.Module) -> LinearHeadNetwork:
         raise InvalidInputError(f"the layers do not fit the {channels} channels of {places} places of the transform")
     if head.out_features < 2:
         raise InvalidInputError(f"the network has {head.out_features} score; valid: at least 2")
+    _require_sizes(transform, _LARGEST_FILTER)
+    for layer in sizes:
+        _require_sizes(layer, _LARGEST_WEIGHT)
     mean, inverse_std, *factors = (_numbers(tensor).ravel() for tensor in by_channel)
     weight = _numbers(head.weight).reshape(-1, channels, places)
     return LinearHeadNetwork(
@@ -111,6 +117,7 @@ def read_linear_head(network: nn.Module) -> LinearHeadNetwork:
         groups=normalise.num_groups,
         eps=float(normalise.eps),
         weight=weight * factors[0][:, None] if factors else weight,
+        own_lengths=np.linalg.norm(weight.reshape(len(weight), -1), axis=1),
         bias=np.zeros(len(weight)) if head.bias is None else _numbers(head.bias),
         arithmetic=arithmetic,
         input_shape=(colours, height, width),
@@ -150,6 +157,18 @@ def _require_plain(network: nn.Module, dtype: torch.dtype) -> None:
     for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
         if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype != dtype or not bool(tensor.isfinite().all()):
             raise InvalidInputError(f"{name} holds a number that is not finite, or is no plain tensor of {dtype}")
+
+
+def _require_sizes(layer: nn.Module, largest: float) -> None:
+    """Pass if no fixed number of a layer is so large that what is computed with it could overflow, or had underflowed.
+
+    Numbers before it may be off by the smallest normal number, which it makes larger.
+    """
+    for name, tensor in layer.named_buffers():
+        if float(tensor.abs().max()) > largest:
+            raise InvalidInputError(
+                f"{name} of {type(layer).__name__} holds {float(tensor.abs().max()):.3g}; valid: up to {largest:g}"
+            )
 
 
 def _input_shape(transform: nn.Module, channels: int) -> tuple[int, int, int]:

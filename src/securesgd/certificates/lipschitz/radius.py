@@ -17,6 +17,7 @@ Rounding. The features computed at x' are the exact ones up to ρ = rounding·u�
 standardised ones of group g are off by at most η_g, which adds to ℓ_g r, and √n b_g η_g/s_g to K r. The computed
 variance is off by at most 4γ(n + 8) of the mean square, however it is added up. The normalised group is then off by at
 most ζ_g, and the difference of scores by Σ_g |w_g|ζ_g and γ(N + 4)(Σ|W||z| + |b|), N features in all (`_rounding`).
+Numbers so large that something overflows, or enlarges what underflow has lost, are refused or have the radius 0.
 
 Assumes: IEEE arithmetic without TF32; convolutions and matrix products as sums of products, in any order; of
 Scattering, whose Fourier transforms have no a-priori bound in torch, that each is off by at most 8 log₂N units of
@@ -42,6 +43,7 @@ from securesgd.validate import Array
 _TOGETHER = 2**22  # numbers of one array
 _HALVINGS = 24
 _LARGEST = 1e12  # of images and features, whose squares are then far from overflow
+_LARGEST_WAVE = 1e18  # of what is squared in a modulus: float32 ends at 3e38
 _ABSOLUTE = 1e-10  # what underflow and the number under the root of a modulus lose in l2
 _OWN = 1e-12  # relative error of the float64 numbers here
 
@@ -185,6 +187,9 @@ class _Margins:
             (rows * (root + off)).sum(-1) + bias[self._y][:, None] + bias
         )
         lost = lost * (1 + 1e-9) + _OWN * (root * self._length.sum(-1) + bias[self._y][:, None] + bias)
-        lost = lost + 8 * features * self._head.arithmetic.tiny * (1 + rows.sum(-1))
+        stored = rows.sum(-1) + self._head.own_lengths[self._y][:, None] + self._head.own_lengths
+        lost = lost + 8 * features * self._head.arithmetic.tiny * (1 + stored)
         known = (of_variance <= 0.5).all(-1) & (largest <= _LARGEST).all(-1) & (rows.sum(-1) <= _LARGEST)
-        return np.where(known & (self._image_norm + r[..., 0] <= _LARGEST), lost, np.inf)
+        image = self._image_norm + r[..., 0]
+        known &= (image <= _LARGEST) & (self._head.bound.growth * image <= _LARGEST_WAVE)
+        return np.where(known, lost, np.inf)

@@ -37,6 +37,8 @@ class TransformBound(Protocol):
 
     rounding: float
     """The transform computed in floating point is off by rounding·u·‖x‖₂ at most, in l2; u is its unit of rounding."""
+    growth: float
+    """What a modulus squares and adds up is in size growth·‖x‖₂ at most."""
 
     def energies(self, functional: Array) -> Array:
         """Return a number per channel, [..., channels], of linear functionals [..., channels, height, width]."""
@@ -98,7 +100,8 @@ class ScatteringBound:
         transforms = 4 * _FOURIER * math.log2(rows * columns) + 32
         average = max(math.prod(side.norms[level][0] for side in sides) for level in (0, 1)) * transforms
         average += max(math.prod(side.norms[level][1] for side in sides) for level in (0, 1)) * (rows + columns + 8)
-        self.rounding = math.sqrt(copies * (1 + first) * (1 + second)) * average
+        self.growth = math.sqrt(copies * (1 + first) * (1 + second)) * _UP
+        self.rounding = self.growth * average
 
     def energies(self, functional: Array) -> Array:
         by_colour = functional.reshape(*functional.shape[:-3], -1, sum(ORDERS), *functional.shape[-2:])
@@ -185,7 +188,8 @@ class WaveletBound:
         self._planes = max(float(np.linalg.norm(part, 2)) ** 2 for part in (planes, planes[:1])) * _UP
         # |Ψ| has at most the norm of its filters' sums; terms of a sum: 64, and 4, 4 and the colours around it.
         absolute = float(np.linalg.norm(np.abs(filters).sum((1, 2))))
-        self.rounding = absolute * math.sqrt(1 + colours) / 2 * float(np.linalg.norm(np.abs(planes), 2)) * (64 + 32)
+        self.growth = absolute * float(np.linalg.norm(np.abs(planes), 2)) * _UP
+        self.rounding = self.growth * math.sqrt(1 + colours) / 2 * (64 + 32)
 
     def energies(self, functional: Array) -> Array:
         squares = np.square(functional).sum((-2, -1)) * _UP
