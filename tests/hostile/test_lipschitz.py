@@ -217,6 +217,13 @@ def test_autocast_is_refused():
         lipschitz_radius(copied(), fitted("wavelet-linear")[1][:2])
 
 
+def test_convolutions_in_bfloat16_by_the_environment_are_refused(monkeypatch):
+    """A step of 1e-5 over the middle between numbers of bfloat16 changed a class within a radius of 1e-3."""
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    with pytest.raises(InvalidInputError, match="ONEDNN_DEFAULT_FPMATH_MODE is 'BF16'"):
+        lipschitz_radius(copied(), fitted("wavelet-linear")[1][:2])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_filters_that_were_made_larger_have_bounds_of_their_own(name):
     """The bounds are of the numbers in the buffers, not of those the module was made with."""

@@ -34,3 +34,31 @@ def test_a_lowered_switch_is_named(place, name):
     finally:
         place.fp32_precision = before
     require_full_precision("cpu")
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"])
+def test_a_variable_that_lowers_the_precision_of_convolutions_is_named(name, monkeypatch):
+    """oneDNN reads it, and no switch of torch shows it: convolutions of float32 are then off by 0.2 %."""
+    model = nn.Linear(4, 3)
+    noisy = NoisyNetwork(nn.Sequential(nn.Linear(4, 3)), (4,), place="first-layer").eval()
+    for value in ("BF16", "any", "tf32"):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(InvalidInputError, match=f"the environment variable {name} is '{value}'"):
+            require_full_precision("cpu")
+    with pytest.raises(InvalidInputError, match=name):
+        ClippingEngine(model, 1.0).clipped_sum(torch.rand(5, 4), torch.arange(5) % 3, per_example_cross_entropy)
+    with pytest.raises(InvalidInputError, match=name):
+        certify(noisy, torch.rand(1, 4))
+    for value in ("", "strict", "STRICT"):
+        monkeypatch.setenv(name, value)
+        require_full_precision("cpu")
+
+
+def test_a_variable_of_one_device_says_nothing_of_another(monkeypatch):
+    monkeypatch.setattr("securesgd.runtime.machine._PRECISION_SETTINGS", {})  # torch's own, by which cuda has TF32
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    require_full_precision("cpu")
+    with pytest.raises(InvalidInputError, match="NVIDIA_TF32_OVERRIDE is '1'"):
+        require_full_precision("cuda")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    require_full_precision("cuda")

@@ -40,6 +40,10 @@ _PRECISION_SETTINGS = {  # by kind of device; those that a version of torch lack
     "cpu": ("fp32_precision", "mkldnn.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.matmul.fp32_precision"),
     "cuda": ("fp32_precision", "cuda.matmul.fp32_precision", "cudnn.fp32_precision", "cudnn.conv.fp32_precision"),
 }
+_PRECISION_VARIABLES = {  # of the libraries behind torch, whose switches say nothing of them: names, and what is whole
+    "cpu": (("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"), "STRICT"),
+    "cuda": (("NVIDIA_TF32_OVERRIDE",), "0"),
+}
 
 
 def require_full_precision(device: str) -> None:
@@ -66,6 +70,13 @@ def require_full_precision(device: str) -> None:
             continue
         if value not in ("none", "ieee"):
             raise InvalidInputError(f"torch.backends.{name} is {value!r}; valid: 'ieee', so that float32 is float32")
+    variables, whole = _PRECISION_VARIABLES.get(device, ((), ""))
+    for name in variables:
+        value = os.environ.get(name, "")
+        if value.upper() not in ("", whole):
+            raise InvalidInputError(
+                f"the environment variable {name} is {value!r}; valid: {whole} or none, so that float32 is float32"
+            )
 
 
 def torch_device(name: str | None) -> "torch.device":
