@@ -276,6 +276,8 @@ def run_config(
     values = preset(dataset, method_name, norm=str(norm), examples=examples, input_shape=shape)
     if changes.get("network", given.get("network", values["network"])) != values["network"]:
         values["training"].pop("kept_copies", None)  # of the preset's network, which has a fixed front end
+    if changes.get("training.copies", _table(given, "training").get("copies")) == 1:
+        values["training"].pop("consistency", None)  # the preset's, of several copies
     named = {*_table(given, "robustness"), *(name.removeprefix("robustness.") for name in changes)}
     if named & {"robust_epsilon", "robust_delta", "attack_size"}:
         values.get("robustness", {}).pop("unit", None)  # the preset's noise gives way to the one that is described

@@ -1,7 +1,9 @@
 """Attempts to break what a loss that couples the copies of one example promises: sensitivity, epsilon and noise."""
 
 import math
+import shlex
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,12 +16,16 @@ from securesgd.config import run_config
 from securesgd.errors import InvalidInputError
 from securesgd.models.networks import network
 from securesgd.models.noisy import NoisyNetwork
+from securesgd.reproduce.attack_grid import training_settings
+from securesgd.reproduce.figures import FIG3_GRID, FIG5_GRID
+from securesgd.runtime.tables import read_rows
 from securesgd.training.consistency import consistent_cross_entropy, joint_loss
 from securesgd.training.private_training import PrivateTraining
 from securesgd.training.settings import TrainingSettings
 from securesgd.training.step_loss import per_example_cross_entropy
 
 COPIES, COUNT = 3, 7
+RESULTS = Path(__file__).parents[2] / "results"
 SETTINGS = {
     "delta": 1e-5, "noise_multiplier": 1.0, "batch_size": 10, "steps": 6, "copies": 2, "checkpoint_steps": 1,
     "block_steps": 2,
@@ -193,10 +199,50 @@ def test_what_is_no_strength_is_refused(bad):
         TrainingSettings(**SETTINGS | {"consistency": bad})
 
 
+# Presets
+
+
 @pytest.mark.parametrize("dataset", ["mnist", "fashion-mnist"])
 @pytest.mark.parametrize("norm", ["l2", "linf"])
-def test_presets_say_what_to_change_for_one_copy(dataset, norm):
-    with pytest.raises(InvalidInputError, match=r"consistency is \d, but copies is 1; valid: copies >= 2"):
-        run_config(dataset, "secure-sgd", norm=norm, copies=1)
-    assert run_config(dataset, "secure-sgd", norm=norm, copies=1, consistency=0).training.copies == 1
+def test_the_strength_of_a_preset_gives_way_to_one_copy_and_one_that_is_given_does_not(dataset, norm, tmp_path):
+    preset = run_config(dataset, "secure-sgd", norm=norm)
+    assert preset.training.consistency > 0
+    one = run_config(dataset, "secure-sgd", norm=norm, copies=1)
+    assert one == run_config(dataset, "secure-sgd", norm=norm, copies=1, consistency=0.0)
+    assert run_config(dataset, "secure-sgd", norm=norm, copies=2).training.consistency == preset.training.consistency
+    with pytest.raises(InvalidInputError, match="consistency is 5, but copies is 1; valid: copies >= 2"):
+        run_config(dataset, "secure-sgd", norm=norm, copies=1, consistency=5.0)
+    file = tmp_path / "config.toml"
+    file.write_text("[training]\ncopies = 1\n")
+    assert run_config(dataset, "secure-sgd", file, norm=norm) == one
+    assert run_config(dataset, "secure-sgd", file, norm=norm, copies=4, consistency=1.0).training.consistency == 1.0
     assert not run_config(dataset, "dpsgd").training.consistency
+
+
+def commands_of_one_copy():
+    for path in sorted(RESULTS.glob("*/rows.csv")):
+        commands = {row["command"] for row in read_rows(path) if "--set copies=1" in (row.get("command") or "")}
+        yield from ((path.parent.name, command) for command in sorted(commands))
+
+
+def test_commands_in_the_results_still_say_what_they_said():
+    """They were written before the presets had a strength."""
+    found = set()
+    for experiment, command in commands_of_one_copy():
+        words = shlex.split(command)
+        dataset, method = (words[words.index(f"--{name}") + 1] for name in ("dataset", "method"))
+        named = (word.split("=", 1) for word in words if "=" in word)
+        values = {name: float(v) if "." in v else int(v) if v.isdigit() else v for name, v in named}
+        config = run_config(dataset, method, **values)
+        assert (config.training.copies, config.training.consistency) == (1, 0.0)
+        found.add(experiment)
+    assert found >= {"paper-network", "redistribution"}
+
+
+def test_the_figures_of_mnist_can_still_be_drawn():
+    grids, profiles = (FIG3_GRID, FIG5_GRID), ("quick", "standard")
+    cells = [cell for grid in grids for profile in profiles for cell in grid.cells(profile)]
+    assert {cell["copies"] for cell in cells} >= {1}
+    for cell in cells:
+        config = run_config(cell["dataset"], cell["method"], **training_settings(cell))
+        assert not config.training.consistency or cell["copies"] is None
