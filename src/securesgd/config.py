@@ -276,6 +276,8 @@ def run_config(
     values = preset(dataset, method_name, norm=str(norm), examples=examples, input_shape=shape)
     if changes.get("network", given.get("network", values["network"])) != values["network"]:
         values["training"].pop("kept_copies", None)  # of the preset's network, which has a fixed front end
+    for name in TrainingSettings.absent_from(_table(given, "training")):
+        values["training"].pop(name, None)  # a run of an earlier version did not have the preset's
     if changes.get("training.copies", _table(given, "training").get("copies")) == 1:
         values["training"].pop("consistency", None)  # the preset's, of several copies
     named = {*_table(given, "robustness"), *(name.removeprefix("robustness.") for name in changes)}

@@ -219,6 +219,24 @@ def test_the_strength_of_a_preset_gives_way_to_one_copy_and_one_that_is_given_do
     assert not run_config(dataset, "dpsgd").training.consistency
 
 
+@pytest.mark.parametrize("dataset", ["mnist", "fashion-mnist"])
+def test_the_configuration_of_a_run_of_an_earlier_version_is_what_it_was(dataset, tmp_path):
+    """Its file has all settings but those of later versions, of which the preset knows nothing then."""
+    former = run_config(dataset, "secure-sgd", norm="l2", consistency=0.0, kept_copies=False, steps=77)
+    file = tmp_path / "config.toml"
+    newer = ("consistency", "kept_copies", "augmentation", "precision")
+    lines = [line for line in former.to_toml().splitlines() if not line.startswith(newer)]
+    file.write_text("\n".join(lines))
+    assert run_config(file=file) == former
+    assert run_config(file=file, consistency=3.0).training.consistency == 3.0
+    file.write_text(former.to_toml().replace("consistency = 0.0", "consistency = 1.5"))
+    assert run_config(file=file).training.consistency == 1.5
+    file.write_text(
+        "\n".join(line for line in lines if not line.startswith("ema_decay"))
+    )  # one's own, of some settings
+    assert run_config(file=file).training.consistency > 0
+
+
 def commands_of_one_copy():
     for path in sorted(RESULTS.glob("*/rows.csv")):
         commands = {row["command"] for row in read_rows(path) if "--set copies=1" in (row.get("command") or "")}

@@ -5,7 +5,7 @@ __all__ = ["AUGMENTATIONS", "OPTIMIZERS", "SCHEDULES", "TrainingSettings"]
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from securesgd.errors import InvalidInputError, nearest
@@ -169,6 +169,15 @@ class TrainingSettings:
         if missing:
             raise InvalidInputError(f"training settings need {', '.join(missing)}")
         return cls(**values)
+
+    @classmethod
+    def absent_from(cls, values: dict[str, Any]) -> set[str]:
+        """Return the settings that a table of a run lacks since its version did not have them; none for another table.
+
+        What a run writes has all settings that are not None.
+        """
+        always = {field.name for field in fields(cls) if field.default not in (None, MISSING)} - set(_NEWER)
+        return set(_NEWER) - set(values) if always <= set(values) else set()
 
     @property
     def adjacency(self) -> Adjacency:
