@@ -49,13 +49,13 @@ def claims() -> str:
 
 
 def costs() -> str:
-    """Return what each preset costs, from results/presets/costs.jsonl: minutes of one core, memory in GB."""
+    """Return what each preset costs, from results/presets/costs.jsonl: minutes of one core, memory in MB."""
     path = ROOT / "results" / "presets" / "costs.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     shown: dict[str, dict[str, str]] = {}
     for row in rows:
         name = row["method"] + (f", {row['norm'].replace('linf', 'l_inf')}" if row["norm"] else "")
-        shown.setdefault(name, {})[row["dataset"]] = f"{row['cpu_minutes']:.1f}, {row['peak_memory_mb'] / 1000:.1f}"
+        shown.setdefault(name, {})[row["dataset"]] = f"{row['cpu_minutes']:.1f}, {row['peak_memory_mb']:,.0f}"
     datasets = list(dict.fromkeys(row["dataset"] for row in rows))
     return _table(("preset", *datasets), [[name, *(of.get(d, "") for d in datasets)] for name, of in shown.items()])
 

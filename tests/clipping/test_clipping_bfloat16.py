@@ -14,6 +14,7 @@ from securesgd.clipping.engine import ClippedSum, ClippingEngine
 from securesgd.clipping.precision import in_full
 from securesgd.errors import InvalidInputError
 from securesgd.models.networks import network
+from tests.bfloat16 import needs_bfloat16
 from tests.clipping.clipping_reference import cross_entropy, distance, norm
 
 
@@ -68,6 +69,7 @@ def run(model: nn.Module, limit: float, x: Tensor, y: Tensor) -> ClippedSum:
     return result
 
 
+@needs_bfloat16
 @pytest.mark.parametrize("name", NETS)
 def test_the_norm_of_an_example_is_that_of_what_it_adds_to_the_sum(name: str) -> None:
     """Unclipped, an example's share is as long as was measured; clipped, it is as long as the limit, and no longer."""
@@ -81,6 +83,7 @@ def test_the_norm_of_an_example_is_that_of_what_it_adds_to_the_sum(name: str) ->
         assert share <= min(1.0, measured / limit) * ClippingEngine(model, limit, "bfloat16").sensitivity
 
 
+@needs_bfloat16
 @pytest.mark.parametrize("name", NETS)
 def test_passes_are_in_bfloat16_and_gradients_near_those_of_float32(name: str) -> None:
     model, x, y = problem(name)
@@ -90,6 +93,7 @@ def test_passes_are_in_bfloat16_and_gradients_near_those_of_float32(name: str) -
     assert {g.dtype for g in short.values()} == {torch.float64}
 
 
+@needs_bfloat16
 @pytest.mark.parametrize("name", NETS)
 def test_the_slow_path_gives_the_same_up_to_bfloat16(name: str) -> None:
     model, x, y = problem(name)
@@ -99,7 +103,7 @@ def test_the_slow_path_gives_the_same_up_to_bfloat16(name: str) -> None:
     assert distance(slow, run(model, 1e6, x, y).gradients) < 0.1 * norm(slow)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=needs_bfloat16)])
 @pytest.mark.parametrize("others", [0.0, 1e-39, 1.0, 1e30, math.inf, math.nan])
 @pytest.mark.parametrize("name", ["mnist-cnn", "tanh-cnn", "GroupNorm"])
 def test_a_row_has_the_same_bits_whatever_the_other_rows_hold(name: str, others: float, precision: str) -> None:
@@ -115,6 +119,7 @@ def test_a_row_has_the_same_bits_whatever_the_other_rows_hold(name: str, others:
     assert bool((before.norms[~own] != after.norms[~own]).all())
 
 
+@needs_bfloat16
 def test_a_layer_without_a_rule_is_run_one_by_one() -> None:
     class Product(nn.Module):
         def __init__(self) -> None:
@@ -134,6 +139,7 @@ def test_a_layer_without_a_rule_is_run_one_by_one() -> None:
     assert norm(result.gradients) <= 6 * engine.sensitivity
 
 
+@needs_bfloat16
 def test_numbers_of_a_shorter_type_are_held_exactly() -> None:
     x = torch.randn(1000).bfloat16()
     assert in_full(x, torch.float32).dtype == torch.float32
@@ -142,6 +148,7 @@ def test_numbers_of_a_shorter_type_are_held_exactly() -> None:
         assert in_full(same, torch.float32) is same
 
 
+@needs_bfloat16
 def test_a_rule_gets_float32_numbers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set()
     real = fast_path.LayerCall
@@ -158,6 +165,7 @@ def test_a_rule_gets_float32_numbers_only(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen == {torch.float32}
 
 
+@needs_bfloat16
 def test_what_cannot_be_in_bfloat16_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 3))
     with pytest.raises(InvalidInputError, match="did you mean 'bfloat16'"):
@@ -170,6 +178,7 @@ def test_what_cannot_be_in_bfloat16_is_refused() -> None:
         )
 
 
+@needs_bfloat16
 def test_examples_that_mix_in_bfloat16_are_refused() -> None:
     class Mixes(nn.Module):
         def __init__(self) -> None:

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from securesgd.clipping.engine import ClippingEngine
+from securesgd.clipping.precision import keeps_rows_apart
 from securesgd.errors import InvalidInputError
 from tests.clipping.clipping_reference import cross_entropy, images, vectors
 
@@ -87,3 +89,20 @@ def test_a_loss_that_mixes_examples_is_refused() -> None:
     engine = ClippingEngine(nn.Linear(12, 4).double(), 1.0)
     with pytest.raises(InvalidInputError, match="depends on other examples"):
         engine.clipped_sum(vectors(12), torch.zeros(7, dtype=torch.long), relative)
+
+
+def test_a_processor_whose_bfloat16_products_mix_examples_is_refused(monkeypatch):
+    def last_tile_of_the_next_row(rows, weight):
+        beyond = torch.roll(rows, -1, 0).sum(1, keepdim=True)  # times the 0 behind the end of the weights
+        return rows @ weight.T + 0 * beyond
+
+    keeps_rows_apart.cache_clear()
+    monkeypatch.setattr(functional, "linear", last_tile_of_the_next_row)
+    try:
+        with pytest.raises(InvalidInputError, match="an example that is not finite change others on this cpu; valid"):
+            ClippingEngine(nn.Linear(4, 2), 1.0, "bfloat16")
+        monkeypatch.setattr(functional, "linear", lambda rows, weight: rows.float() @ weight.float().T)
+        keeps_rows_apart.cache_clear()
+        ClippingEngine(nn.Linear(4, 2), 1.0, "bfloat16")
+    finally:
+        keeps_rows_apart.cache_clear()

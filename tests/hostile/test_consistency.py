@@ -23,6 +23,7 @@ from securesgd.training.consistency import consistent_cross_entropy, joint_loss
 from securesgd.training.private_training import PrivateTraining
 from securesgd.training.settings import TrainingSettings
 from securesgd.training.step_loss import per_example_cross_entropy
+from tests.bfloat16 import needs_bfloat16
 
 COPIES, COUNT = 3, 7
 RESULTS = Path(__file__).parents[2] / "results"
@@ -75,7 +76,7 @@ ATTACKS = {
 
 
 @pytest.mark.filterwarnings("ignore:clipping runs the examples one by one")  # where float32 has no digits left
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=needs_bfloat16)])
 @pytest.mark.parametrize("name", MODELS)
 def test_no_copies_move_the_sum_by_more_than_the_sensitivity(name, precision):
     """Against the null record in its place, in pieces that do not divide the batch; other examples keep their bits."""

@@ -10,6 +10,7 @@ from securesgd.errors import InvalidInputError
 from securesgd.training.interrupt import TrainingInterrupted
 from securesgd.training.loop import train
 from securesgd.training.settings import TrainingSettings
+from tests.bfloat16 import needs_bfloat16
 
 SMALL = {"delta": 1e-5, "noise_multiplier": 1.0, "batch_size": 10, "steps": 8, "noise_seed": 3, "accountant": "rdp"}
 
@@ -32,6 +33,7 @@ def weights(trained):
     return torch.cat([p.detach().flatten() for p in trained.parameters()])
 
 
+@needs_bfloat16
 def test_a_resumed_run_has_the_same_bits_which_are_not_those_of_float32(tmp_path):
     whole, cut, exact = model(), model(), model()
     train(whole, images(), settings(), tmp_path / "whole")
@@ -51,6 +53,7 @@ def test_a_resumed_run_has_the_same_bits_which_are_not_those_of_float32(tmp_path
     assert not torch.equal(weights(whole), weights(exact))
 
 
+@needs_bfloat16
 def test_a_loop_of_ones_own_takes_the_setting(tmp_path):
     own = model()
     training = ss.PrivateTraining(

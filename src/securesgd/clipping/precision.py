@@ -6,12 +6,14 @@ numbers that are summed, so the bound on rounding is that of float32 (`rules.for
 another one, off by several per cent; it does not loosen the bound on it.
 """
 
-__all__ = ["in_full", "in_precision", "validate_precision"]
+__all__ = ["in_full", "in_precision", "keeps_rows_apart", "validate_precision"]
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from securesgd.errors import InvalidInputError, nearest
 from securesgd.runtime.machine import PRECISIONS
@@ -20,7 +22,8 @@ from securesgd.runtime.machine import PRECISIONS
 def validate_precision(precision: str, model: nn.Module) -> None:
     """Return if the passes of this model can be in this precision.
 
-    Raises: InvalidInputError for another name, or if a trainable parameter is not float32.
+    Raises: InvalidInputError for another name, if a trainable parameter is not float32, or if this processor's products
+        in bfloat16 mix examples.
     """
     if precision not in PRECISIONS:
         raise InvalidInputError(f"unknown precision {precision!r}: {nearest(precision, PRECISIONS)}")
@@ -31,6 +34,27 @@ def validate_precision(precision: str, model: nn.Module) -> None:
             raise InvalidInputError(
                 f"precision is 'bfloat16' but parameter {name!r} has type {parameter.dtype}; valid: a float32 model"
             )
+    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    if not keeps_rows_apart(device):
+        raise InvalidInputError(
+            "precision is 'bfloat16', but products of such matrices let an example that is not finite change others on "
+            f"this {device}; valid: precision = 'float32'"
+        )
+
+
+@cache
+def keeps_rows_apart(device: str) -> bool:
+    """Return whether a row that is not finite leaves the other rows of a bfloat16 product as they are.
+
+    Processors with matrix tiles (AMX) read on into the next row where a row does not fill its last tile, and multiply
+    what they find there by 0: a NaN stays one.
+    """
+    for width in (10, 50, 84, 784):
+        rows = torch.ones(24, width, dtype=torch.bfloat16, device=device)
+        rows[::2] = torch.nan
+        if bool(functional.linear(rows, torch.ones_like(rows[:16]))[1::2].isnan().any()):
+            return False
+    return True
 
 
 def in_precision(model: Callable[[Tensor], Tensor], precision: str) -> Callable[[Tensor], Tensor]:
