@@ -219,6 +219,7 @@ MUTATIONS = {
     "products in a shorter type not noticed": ("runtime/machine.py", 'if value not in ("none", "ieee"):', "if False:", "runtime/test_precision.py"),
     "result used before its record is on disk": ("training/step.py", "            self.recorded()", "            pass", "training/test_own_loop.py -k no_result_is_used"),
     "gradients of other images": ("clipping/rules/patches.py", "for t in (g, x))", "for t in (g.flip(0), x))", "clipping/test_clipping_convolution.py -k groups"),
+    "bfloat16 where products mix examples": ("clipping/precision.py", "if not keeps_rows_apart(device):", "if False:", "clipping/test_clipping_refusals.py -k products_mix"),
     "bfloat16 numbers in the rules": ("clipping/precision.py", "return values.to(dtype) if values.is_floating_point() and values.dtype.itemsize < dtype.itemsize else values", "return values", "clipping/test_clipping_bfloat16.py -k adds"),
     "rules in bfloat16, measured before rounding": ("clipping/fast_path.py", "sums[name] = gradient.weighted_sum(factors)", "sums[name] = gradient.weighted_sum(factors).bfloat16().float()", "clipping/test_clipping_bfloat16.py -k adds"),
     "compiled layers not noticed": ("clipping/validate_model.py", 'if hasattr(module, "_orig_mod") or', "if False and", "clipping/test_clipping_refusals.py -k compiled"),
